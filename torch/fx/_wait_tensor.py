@@ -1,0 +1,30 @@
+"""Which FX nodes wait for a pending collective.
+
+Between functionalization and Inductor's reinplacing a wait is
+``_c10d_functional._wait_tensor_functional``; before and after, it is
+``_c10d_functional.wait_tensor``. A pass that asks "is this a wait?" means both,
+whatever stage its graph is in, and asks here.
+"""
+
+import functools
+
+import torch
+from torch.fx.node import Node
+
+
+@functools.cache
+def wait_tensor_ops() -> list[torch._ops.OpOverload]:
+    """The targets of a wait, the in-place one first.
+
+    Empty where PyTorch was built without distributed.
+    """
+    try:
+        ops = torch.ops._c10d_functional
+        return [ops.wait_tensor.default, ops._wait_tensor_functional.default]
+    except AttributeError:
+        return []
+
+
+def is_wait_tensor(node: Node) -> bool:
+    """Whether ``node`` waits for a pending collective, in either form."""
+    return node.op == "call_function" and node.target in wait_tensor_ops()
