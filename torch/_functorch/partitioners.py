@@ -2,16 +2,12 @@
 
 
 # patch: after is_not_collective
-def is_impure_in_forward(node: fx.Node) -> bool:
-    """What default_partition's DCE must keep in the forward graph."""
-    if is_wait_tensor(node):
-        return not _has_tag_is_backward(node)
-    return is_not_collective(node)
+def is_impure_after_partitioning(node: fx.Node, own_waits: bool) -> bool:
+    """What default_partition's DCE keeps in the forward or in the backward graph.
 
-
-# patch: after is_not_collective
-def is_impure_in_backward(node: fx.Node) -> bool:
-    """What default_partition's DCE must keep in the backward graph."""
-    if is_wait_tensor(node):
-        return _has_tag_is_backward(node)
-    return is_not_collective(node)
+    Nodes that depend on primals alone are copied into both graphs, so collectives,
+    impure as they are, must die where nothing uses them. A wait must not where it
+    was traced (``own_waits``): unwaited, its Work leaks, and ranks that reuse the
+    buffer desync.
+    """
+    return own_waits if is_wait_tensor(node) else is_not_collective(node)

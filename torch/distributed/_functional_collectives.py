@@ -24,3 +24,8 @@ def _wait_tensor_functional_meta(self):
     return self.new_empty((length,)).as_strided(
         self.size(), self.stride(), self.storage_offset()
     )
+
+
+# The fallbacks of these keys would hand it a materialized copy, read in flight.
+legacy_lib_impl.impl("wait_tensor", torch.library.fallthrough_kernel, "Conjugate")
+legacy_lib_impl.impl("wait_tensor", torch.library.fallthrough_kernel, "Negative")

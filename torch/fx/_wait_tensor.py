@@ -28,3 +28,12 @@ def wait_tensor_ops() -> list[torch._ops.OpOverload]:
 def is_wait_tensor(node: Node) -> bool:
     """Whether ``node`` waits for a pending collective, in either form."""
     return node.op == "call_function" and node.target in wait_tensor_ops()
+
+
+def node_name(op: torch._ops.OpOverload) -> str:
+    """What a traced call of ``op`` is named after, before FX makes the name unique.
+
+    A functional wait is named as the wait it will be again: passes and tools look
+    waits up by name, and saved tensors carry the name into the backward's code.
+    """
+    return (op if op not in wait_tensor_ops() else wait_tensor_ops()[0])._opname
