@@ -19,6 +19,11 @@ import torch.fx as fx
 from functorch.compile import default_partition, min_cut_rematerialization_partition
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import EagerAndRecordGraphs
+from torch._dynamo.utils import ReinplaceCounters
+from torch._functorch._aot_autograd.descriptors import (
+    PlainAOTOutput,
+    SavedForBackwardsAOTOutput,
+)
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._inductor.fx_passes.control_dependencies import preserve_node_ordering
 from torch._inductor.fx_passes.reinplace import reinplace_inplaceable_ops
@@ -587,6 +592,14 @@ class TestReinplacing(LazyGroupTestCase):
         gm.recompile()
         return gm.code.strip()
 
+    def save_outputs(self, gm):
+        output = gm.graph.output_node()
+        if not isinstance(output.args[0], (list, tuple)):
+            output.args = ((output.args[0],),)
+        output.meta["desc"] = [
+            SavedForBackwardsAOTOutput(i) for i in range(len(output.args[0]))
+        ]
+
     def test_an_intermediate(self):
         def fn(x):
             y = c10d.all_reduce(x, "sum", self.group)
@@ -621,8 +634,8 @@ def forward(self, x_1):
 
         self.assertExpectedInline(self.reinplaced(fn, torch.ones(4)), """\
 def forward(self, x_1):
-    wait_tensor = torch.ops._c10d_functional.wait_tensor.default(x_1);  x_1 = None
-    add = torch.ops.aten.add.Tensor(wait_tensor, 1);  wait_tensor = None
+    wait_tensor = torch.ops._c10d_functional.wait_tensor.default(x_1);  wait_tensor = None
+    add = torch.ops.aten.add.Tensor(x_1, 1);  x_1 = None
     return add""")
 
     def test_an_input_that_is_waited_on_then_updated(self):
@@ -631,10 +644,60 @@ def forward(self, x_1):
 
         self.assertExpectedInline(self.reinplaced(fn, torch.ones(4)), """\
 def forward(self, x_1):
-    wait_tensor = torch.ops._c10d_functional.wait_tensor.default(x_1)
-    add = torch.ops.aten.add.Tensor(wait_tensor, 1);  wait_tensor = None
+    wait_tensor = torch.ops._c10d_functional.wait_tensor.default(x_1);  wait_tensor = None
+    add = torch.ops.aten.add.Tensor(x_1, 1)
     copy_ = torch.ops.aten.copy_.default(x_1, add);  x_1 = add = copy_ = None
     return None""")
+
+    def test_an_input_that_is_waited_on_then_updated_in_place(self):
+        # As on stock: one wait, one update, no copy.
+        def fn(x, i, v):
+            x.copy_(aten.index_put(c10d._wait_tensor_functional(x), [i], v))
+
+        args = torch.ones(4), torch.tensor([0]), torch.ones(1)
+        self.assertExpectedInline(self.reinplaced(fn, *args), """\
+def forward(self, x_1, i_1, v_1):
+    wait_tensor = torch.ops._c10d_functional.wait_tensor.default(x_1);  wait_tensor = None
+    index_put = torch.ops.aten.index_put_.default(x_1, [i_1], v_1);  x_1 = i_1 = v_1 = index_put = None
+    return None""")
+
+    def test_an_input_of_which_a_slice_is_updated(self):
+        def fn(x):
+            w = c10d._wait_tensor_functional(x)
+            x.copy_(aten.slice_scatter(w, aten.slice(w, 0, 1) + 1, 0, 1))
+
+        self.assertExpectedInline(self.reinplaced(fn, torch.ones(4)), """\
+def forward(self, x_1):
+    wait_tensor = torch.ops._c10d_functional.wait_tensor.default(x_1);  wait_tensor = None
+    slice_1 = torch.ops.aten.slice.Tensor(x_1, 0, 1)
+    add = torch.ops.aten.add.Tensor(slice_1, 1);  slice_1 = None
+    slice_tensor = torch.ops.aten.slice.Tensor(x_1, 0, 1);  x_1 = None
+    copy__default = torch.ops.aten.copy_.default(slice_tensor, add);  slice_tensor = add = copy__default = None
+    return None""")
+
+    def test_the_waited_value_outlives_the_input(self):
+        # In place it would be read after the copy, and be 1 too large.
+        def fn(x):
+            w = c10d._wait_tensor_functional(x)
+            x.copy_(w + 1)
+            return w.view(2, 2)
+
+        self.assertExpectedInline(self.reinplaced(fn, torch.ones(4)), """\
+def forward(self, x_1):
+    wait_tensor = torch.ops._c10d_functional._wait_tensor_functional.default(x_1)
+    add = torch.ops.aten.add.Tensor(wait_tensor, 1)
+    copy_ = torch.ops.aten.copy_.default(x_1, add);  x_1 = add = copy_ = None
+    view = torch.ops.aten.view.default(wait_tensor, [2, 2]);  wait_tensor = None
+    return view""")
+        self.assertExpectedInline(
+            self.reinplaced(fn, torch.ones(4), edit=self.save_outputs), """\
+def forward(self, x_1):
+    wait_tensor = torch.ops._c10d_functional._wait_tensor_functional.default(x_1)
+    add = torch.ops.aten.add.Tensor(wait_tensor, 1)
+    copy_ = torch.ops.aten.copy_.default(x_1, add);  x_1 = add = copy_ = None
+    view = torch.ops.aten.view.default(wait_tensor, [2, 2]);  wait_tensor = None
+    return (view,)"""
+        )
 
     def test_an_input_that_nothing_is_copied_back_to(self):
         def fn(saved):
@@ -654,9 +717,9 @@ def forward(self, saved_1):
 
         self.assertExpectedInline(self.reinplaced(fn, torch.ones(4)), """\
 def forward(self, x_1):
-    wait_tensor = torch.ops._c10d_functional.wait_tensor.default(x_1);  x_1 = None
-    wait_tensor_1 = torch.ops._c10d_functional.wait_tensor.default(wait_tensor);  wait_tensor = None
-    add = torch.ops.aten.add.Tensor(wait_tensor_1, 1);  wait_tensor_1 = None
+    wait_tensor = torch.ops._c10d_functional.wait_tensor.default(x_1);  wait_tensor = None
+    wait_tensor_1 = torch.ops._c10d_functional.wait_tensor.default(x_1);  wait_tensor_1 = None
+    add = torch.ops.aten.add.Tensor(x_1, 1);  x_1 = None
     return add""")
 
     def test_the_result_escapes(self):
@@ -684,6 +747,64 @@ def forward(self, x_1):
     slice_1 = torch.ops.aten.slice.Tensor(view_1, 0, 1, 9223372036854775807);  view_1 = None
     add = torch.ops.aten.add.Tensor(wait_tensor, 1);  wait_tensor = None
     return (slice_1, add)""")
+
+    def test_the_unwaited_output_escapes_too(self):
+        def fn(x):
+            y = c10d.all_reduce(x, "sum", self.group)
+            return c10d._wait_tensor_functional(y), y
+
+        self.assertExpectedInline(self.reinplaced(fn, torch.ones(4)), """\
+def forward(self, x_1):
+    all_reduce = torch.ops._c10d_functional.all_reduce.default(x_1, 'sum', '0');  x_1 = None
+    wait_tensor = torch.ops._c10d_functional._wait_tensor_functional.default(all_reduce)
+    return (wait_tensor, all_reduce)""")
+
+    def test_saved_for_backward_is_no_escape(self):
+        def fn(x):
+            y = c10d.all_reduce(x, "sum", self.group)
+            return (
+                c10d._wait_tensor_functional(y),
+                y,
+                c10d._wait_tensor_functional(x),
+            )
+
+        def save_all_but_first(gm):
+            self.save_outputs(gm)
+            gm.graph.output_node().meta["desc"][0] = PlainAOTOutput(0)
+
+        self.assertExpectedInline(
+            self.reinplaced(fn, torch.ones(4), edit=save_all_but_first), """\
+def forward(self, x_1):
+    all_reduce = torch.ops._c10d_functional.all_reduce.default(x_1, 'sum', '0')
+    wait_tensor = torch.ops._c10d_functional.wait_tensor.default(all_reduce)
+    wait_tensor_1 = torch.ops._c10d_functional.wait_tensor.default(x_1);  x_1 = None
+    return (wait_tensor, all_reduce, wait_tensor_1)"""
+        )
+
+    def test_several_waits_escape(self):
+        def fn(x):
+            y = c10d.all_reduce(x, "sum", self.group)
+            w = c10d._wait_tensor_functional(y)
+            return w, c10d._wait_tensor_functional(w), c10d._wait_tensor_functional(y)
+
+        self.assertExpectedInline(self.reinplaced(fn, torch.ones(4)), """\
+def forward(self, x_1):
+    all_reduce = torch.ops._c10d_functional.all_reduce.default(x_1, 'sum', '0');  x_1 = None
+    wait_tensor = torch.ops._c10d_functional.wait_tensor.default(all_reduce)
+    wait_tensor_1 = torch.ops._c10d_functional._wait_tensor_functional.default(wait_tensor)
+    wait_tensor_2 = torch.ops._c10d_functional._wait_tensor_functional.default(all_reduce);  all_reduce = None
+    return (wait_tensor, wait_tensor_1, wait_tensor_2)""")
+
+    def test_copies_are_counted(self):
+        def fn(x):
+            return c10d._wait_tensor_functional(x)
+
+        ReinplaceCounters.clear()
+        with self.assertLogs("torch._inductor.fx_passes.reinplace", "INFO") as logs:
+            self.reinplaced(fn, torch.ones(4))
+        self.assertIn("candidates=1, remain copies=['wait_tensor']", logs.output[0])
+        self.assertEqual(ReinplaceCounters.get_total_missed(), 1)
+        self.assertEqual(ReinplaceCounters.get_total_missed_bytes(), 16)
 
     def test_an_escaping_intermediate(self):
         def fn(x):

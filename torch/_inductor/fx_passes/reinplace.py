@@ -10,103 +10,156 @@ it. So, unlike the general rule, this one need not look for later uses:
   copied back to, on a saved activation and on a placeholder of a subgraph: the
   caller cannot tell.
 - What must not get lost is the fresh storage that the functional wait promises,
-  where somebody outside can tell: its result, or a view of it, leaves the graph
-  and would share storage with an input that is not reported as mutated. There,
-  and only there, the wait stays functional; its lowering waits in place, then
-  copies.
+  where somebody outside can tell. These are the values that leave the graph: a
+  result, or a view of it, that would share memory with an input which is not
+  reported as mutated, or with another output; and one that would share memory
+  with an input to which something else is copied at the end, since it would read
+  that instead. There, and only there, the wait stays functional, and its lowering
+  waits in place, then copies. An activation saved for the backward is nobody's to
+  write to, so of these only the last concerns it.
 
-The in-place wait returns its argument. Both must be known to alias before any
-other op is reinplaced, or one may be reinplaced over a live tensor. Hence two
-steps around the update of the fake tensors that the general rule rests on too:
-the wait's Meta kernel returns its input, so the update records the alias.
+In a functional graph the storages of the fake tensors tell exactly which values
+are views of one another, and a wait in place merges two of them. So all of this
+is known before anything is changed. The update of the fake tensors that follows
+then records the merged storages, since the wait's Meta kernel returns its input:
+no later op is reinplaced over a tensor that a wait has made an alias of a live one.
 """
 
+from torch._functorch._aot_autograd.descriptors import (
+    SavedForBackwardsAOTOutput,
+    SavedForBackwardsNoVcCheckAOTOutput,
+)
 from torch._inductor.fx_passes.control_dependencies import control_deps
 from torch.fx._wait_tensor import wait_tensor_ops
 
 
 # patch: before reinplace_inplaceable_ops
-def _waits(graph: torch.fx.Graph) -> dict[torch.fx.Node, torch.fx.Node]:
-    """Map each node of ``graph`` that does nothing but wait to the call that waits.
+def _find_wait(node: torch.fx.Node) -> torch.fx.Node | None:
+    """The call that waits, if that is all ``node`` does.
 
-    That is the node itself, or the one call in the body of a ``control_deps``: such
-    a body belongs to this graph. Other subgraphs have post-grad passes of their own.
+    That is ``node`` itself, or the one call in the body of a ``control_deps``: such
+    a body belongs to its graph. Other subgraphs have post-grad passes of their own.
     """
-    waits = {}
-    for node in graph.nodes:
-        call = node
-        if node.target is control_deps:
-            body = getattr(graph.owning_module, node.args[1].target)
-            call = body.graph.output_node().args[0]
-        if isinstance(call, torch.fx.Node) and call.target in wait_tensor_ops():
-            waits[node] = call
-    return waits
+    call = node
+    if node.target is control_deps:
+        body = getattr(node.graph.owning_module, node.args[1].target)
+        call = body.graph.output_node().args[0]
+    is_wait = isinstance(call, torch.fx.Node) and call.target in wait_tensor_ops()
+    return call if is_wait else None
 
 
 # patch: before reinplace_inplaceable_ops
-def reinplace_waits(graph: torch.fx.Graph) -> dict[torch.fx.Node, torch.fx.Node]:
-    """Turn each ``_wait_tensor_functional`` of ``graph`` into ``wait_tensor``.
+def _waited_tensor(wait: torch.fx.Node) -> torch.fx.Node:
+    return wait.args[2 if wait.target is control_deps else 0]
 
-    Returns the waits, for :func:`settle_reinplaced_waits`.
+
+# patch: before reinplace_inplaceable_ops
+def _saved_for_backward(output: torch.fx.Node) -> OrderedSet[torch.fx.Node]:
+    """The values that are saved for the backward and returned to nobody else."""
+    values, descs = output.args[0], output.meta.get("desc")
+    if not isinstance(values, (list, tuple)) or len(values) != len(descs or ()):
+        return OrderedSet()
+    saved = (SavedForBackwardsAOTOutput, SavedForBackwardsNoVcCheckAOTOutput)
+    returned = [v for v, desc in zip(values, descs) if not isinstance(desc, saved)]
+    return OrderedSet(output.all_input_nodes) - OrderedSet(returned)
+
+
+# patch: before reinplace_inplaceable_ops
+def _waits_that_must_copy(
+    graph: torch.fx.Graph, waits: Sequence[torch.fx.Node]
+) -> OrderedSet[torch.fx.Node]:
+    # Which storage each storage ends up in, and the wait that takes it there.
+    memory: dict[int | None, int | None] = {}
+    taken_by: dict[int | None, torch.fx.Node] = {}
+    for wait in waits:
+        origin = get_node_storage(_waited_tensor(wait))
+        memory[get_node_storage(wait)] = memory.get(origin, origin)
+        taken_by[get_node_storage(wait)] = wait
+
+    inputs = OrderedSet(n for n in graph.nodes if n.op in ("placeholder", "get_attr"))
+    overwritten = OrderedSet[int | None]()
+    for copy_node in graph.find_nodes(op="call_function", target=aten.copy_.default):
+        dst, src = copy_node.args[:2]
+        if dst not in inputs:
+            continue
+        inputs.discard(dst)
+        if memory.get(get_node_storage(src)) != get_node_storage(dst):
+            overwritten.add(get_node_storage(dst))
+
+    saved = _saved_for_backward(graph.output_node())
+    position = {wait: i for i, wait in enumerate(waits)}
+    # For each memory, the storages that are merged in it and seen from outside.
+    merged: dict[int | None, OrderedSet[int | None]] = defaultdict(OrderedSet)
+    for node in (*inputs, *graph.output_node().all_input_nodes):
+        storage = get_node_storage(node)
+        home = memory.get(storage, storage)
+        if node not in saved or home in overwritten:
+            merged[home].add(storage)
+    for home in overwritten:
+        merged[home].add(home)
+
+    must_copy = OrderedSet[torch.fx.Node]()
+    for storages in merged.values():
+        # Whichever was there first may stay.
+        by_wait = sorted(position[taken_by[s]] for s in storages if s in taken_by)
+        stays = len(by_wait) == len(storages)
+        must_copy.update(waits[i] for i in by_wait[stays:])
+    return must_copy
+
+
+# patch: before reinplace_inplaceable_ops
+def reinplace_waits(graph: torch.fx.Graph) -> None:
+    """Turn the ``_wait_tensor_functional``s of ``graph`` into ``wait_tensor``s.
+
+    Where the waited value is copied back to an input, the input itself is read from
+    then on: the ops that update it in place are found by that name.
     """
-    waits = _waits(graph)
-    for node, call in waits.items():
+    calls = {node: call for node in graph.nodes if (call := _find_wait(node))}
+    if not calls:
+        return
+    must_copy = _waits_that_must_copy(graph, list(calls))
+    _log_waits(calls, must_copy)
+
+    copies: dict[torch.fx.Node, list[torch.fx.Node]] = defaultdict(list)
+    for copy_node in graph.find_nodes(op="call_function", target=aten.copy_.default):
+        copies[copy_node.args[0]].append(copy_node)
+
+    for node, call in calls.items():
+        if node in must_copy:
+            continue
         call.target = wait_tensor_ops()[0]
         # What generated code names as its origin.
         call.meta["original_aten"] = call.target
         if call is not node:
             call.meta["val"] = call.args[0].meta["val"]
-    return waits
+        waited = _waited_tensor(node)
+        if waited.op in ("placeholder", "get_attr") and waited in copies:
+            # Whoever depends on the wait by name still has to.
+            node.replace_all_uses_with(
+                waited, lambda user: user.target is not control_deps
+            )
+
+    for dst, copy_nodes in copies.items():
+        for copy_node in copy_nodes:
+            if copy_node.args[1] is dst:
+                copy_node.replace_all_uses_with(dst)
+                graph.erase_node(copy_node)
 
 
 # patch: before reinplace_inplaceable_ops
-def settle_reinplaced_waits(
-    graph: torch.fx.Graph, waits: dict[torch.fx.Node, torch.fx.Node]
-) -> bool:
-    """Undo what :func:`reinplace_waits` may not have done; drop what it made idle.
+def _log_waits(
+    calls: dict[torch.fx.Node, torch.fx.Node], must_copy: OrderedSet[torch.fx.Node]
+) -> None:
+    def static_bytes(node):
+        val = node.meta["val"]
+        return val.nbytes if isinstance(val.nbytes, int) else 0
 
-    Needs fake tensors that know of the reinplaced waits. Returns whether they have
-    to be updated once more, since a wait is functional again.
-    """
-    if not waits:
-        return False
-
-    idle_copies = []
-    kept_inputs = OrderedSet(
-        get_node_storage(node)
-        for node in graph.nodes
-        if node.op in ("placeholder", "get_attr")
+    missed_bytes = sum(map(static_bytes, must_copy))
+    log.info(
+        "Reinplace for waits: candidates=%s, remain copies=%s, missed static bytes=%s.",
+        len(calls),
+        [node.name for node in must_copy],
+        missed_bytes,
     )
-    kept_inputs.discard(None)
-    for copy_node in graph.find_nodes(op="call_function", target=aten.copy_.default):
-        dst, src = copy_node.args[:2]
-        kept_inputs.discard(get_node_storage(dst))
-        if (
-            src in waits
-            and get_node_storage(src) == get_node_storage(dst)
-            and _same_tensor_metadata(src, dst)
-        ):
-            idle_copies.append(copy_node)
-
-    escaped = False
-    for output in graph.output_node().all_input_nodes:
-        node = output
-        while node not in waits and get_node_storage(node) in kept_inputs:
-            node = next(
-                (
-                    arg
-                    for arg in node.all_input_nodes
-                    if get_node_storage(arg) == get_node_storage(node)
-                ),
-                None,
-            )
-            if node is None:
-                break
-        if node is not None and get_node_storage(node) in kept_inputs:
-            waits[node].target = wait_tensor_ops()[1]
-            escaped = True
-
-    for copy_node in idle_copies:
-        copy_node.replace_all_uses_with(copy_node.args[0])
-        graph.erase_node(copy_node)
-    return escaped
+    ReinplaceCounters.add_missed_opportunities(ReInplaceTrigger.WAIT, len(must_copy))
+    ReinplaceCounters.add_missed_bytes(ReInplaceTrigger.WAIT, missed_bytes)
