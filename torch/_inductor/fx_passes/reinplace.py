@@ -12,9 +12,9 @@ it. So, unlike the general rule, this one need not look for later uses:
 - What must not get lost is the fresh storage that the functional wait promises,
   where somebody outside can tell. These are the values that leave the graph: a
   result, or a view of it, that would share memory with an input which is not
-  reported as mutated, or with another output; and one that would share memory
-  with an input to which something else is copied at the end, since it would read
-  that instead. There, and only there, the wait stays functional, and its lowering
+  reported as mutated, or with another output; and one, also as the source of a
+  copy, that would share memory with an input to which something else is copied
+  at the end, since it would read that instead. There, and only there, the wait stays functional, and its lowering
   waits in place, then copies. An activation saved for the backward is nobody's to
   write to, so of these only the last concerns it.
 
@@ -24,6 +24,8 @@ is known before anything is changed. The update of the fake tensors that follows
 then records the merged storages, since the wait's Meta kernel returns its input:
 no later op is reinplaced over a tensor that a wait has made an alias of a live one.
 """
+
+from collections.abc import Container
 
 from torch._functorch._aot_autograd.descriptors import (
     SavedForBackwardsAOTOutput,
@@ -54,6 +56,16 @@ def _waited_tensor(wait: torch.fx.Node) -> torch.fx.Node:
 
 
 # patch: before reinplace_inplaceable_ops
+def _is_waited(
+    value: torch.fx.Node, tensor: torch.fx.Node, waits: Container[torch.fx.Node]
+) -> bool:
+    """Whether ``value`` is ``tensor`` but for having been waited for."""
+    while value in waits:
+        value = _waited_tensor(value)
+    return value is tensor
+
+
+# patch: before reinplace_inplaceable_ops
 def _saved_for_backward(output: torch.fx.Node) -> OrderedSet[torch.fx.Node]:
     """The values that are saved for the backward and returned to nobody else."""
     values, descs = output.args[0], output.meta.get("desc")
@@ -68,6 +80,7 @@ def _saved_for_backward(output: torch.fx.Node) -> OrderedSet[torch.fx.Node]:
 def _waits_that_must_copy(
     graph: torch.fx.Graph, waits: Sequence[torch.fx.Node]
 ) -> OrderedSet[torch.fx.Node]:
+    position = {wait: i for i, wait in enumerate(waits)}
     # Which storage each storage ends up in, and the wait that takes it there.
     memory: dict[int | None, int | None] = {}
     taken_by: dict[int | None, torch.fx.Node] = {}
@@ -77,33 +90,39 @@ def _waits_that_must_copy(
         taken_by[get_node_storage(wait)] = wait
 
     inputs = OrderedSet(n for n in graph.nodes if n.op in ("placeholder", "get_attr"))
+    reported = OrderedSet[int | None]()
     overwritten = OrderedSet[int | None]()
+    read_late = []
     for copy_node in graph.find_nodes(op="call_function", target=aten.copy_.default):
         dst, src = copy_node.args[:2]
         if dst not in inputs:
             continue
-        inputs.discard(dst)
-        if memory.get(get_node_storage(src)) != get_node_storage(dst):
+        reported.add(get_node_storage(dst))
+        if not _is_waited(src, dst, position):
             overwritten.add(get_node_storage(dst))
+        if memory.get(get_node_storage(src)) in overwritten:
+            read_late.append(src)
 
     saved = _saved_for_backward(graph.output_node())
-    position = {wait: i for i, wait in enumerate(waits)}
     # For each memory, the storages that are merged in it and seen from outside.
     merged: dict[int | None, OrderedSet[int | None]] = defaultdict(OrderedSet)
-    for node in (*inputs, *graph.output_node().all_input_nodes):
+    for node in (*inputs, *read_late, *graph.output_node().all_input_nodes):
         storage = get_node_storage(node)
         home = memory.get(storage, storage)
-        if node not in saved or home in overwritten:
-            merged[home].add(storage)
+        if storage in reported or (node in saved and home not in overwritten):
+            continue
+        merged[home].add(storage)
     for home in overwritten:
         merged[home].add(home)
 
     must_copy = OrderedSet[torch.fx.Node]()
     for storages in merged.values():
-        # Whichever was there first may stay.
-        by_wait = sorted(position[taken_by[s]] for s in storages if s in taken_by)
-        stays = len(by_wait) == len(storages)
-        must_copy.update(waits[i] for i in by_wait[stays:])
+        # Whichever was there first may stay: one that no wait took there, or else
+        # the one that the first wait did.
+        late = sorted(position[taken_by[s]] for s in storages if s in taken_by)
+        if len(late) == len(storages):
+            late = late[1:]
+        must_copy.update(waits[i] for i in late)
     return must_copy
 
 
