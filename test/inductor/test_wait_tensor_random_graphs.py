@@ -157,17 +157,22 @@ class Draw:
             if self.memory[node] in self.in_flight:
                 self.in_flight.discard(self.memory[node])
                 self.add(self.call(FUNCTIONAL, node))
-        values = self.tensors(readable=True)
-        outputs = self.data.draw(st.lists(st.sampled_from(values), min_size=1, max_size=4))
+        # AOTAutograd copies what a program computed, not an input as it is, and
+        # returns no input to which it copies.
+        taken = {self.memory[x] for x in inputs}
+        sources = [n for n in self.tensors(True, SHAPE) if self.memory[n] not in taken]
+        written = set()
         for x in inputs:
-            if self.data.draw(st.booleans()):
-                sources = self.tensors(True, SHAPE)
-                # AOTAutograd copies what a program computed, not an input as it is.
-                taken = {self.memory[n] for n in inputs}
-                sources = [n for n in sources if self.memory[n] not in taken]
-                if sources:
-                    source = self.draw(sources)
-                    self.call(aten.copy_.default, x, source).meta["val"] = x.meta["val"]
+            if sources and self.data.draw(st.booleans()):
+                written.add(self.memory[x])
+                copy = self.call(aten.copy_.default, x, self.draw(sources))
+                copy.meta["val"] = x.meta["val"]
+        values = [n for n in self.tensors(True) if self.memory[n] not in written]
+        outputs = self.data.draw(
+            st.lists(st.sampled_from(values), min_size=1, max_size=4)
+            if values
+            else st.just([])
+        )
         self.graph.output(tuple(outputs))
         return fx.GraphModule(torch.nn.Module(), self.graph)
 
@@ -193,9 +198,8 @@ def observe(gm: fx.GraphModule, flying: list[bool], mutated: list[bool], group: 
     memory = [t.untyped_storage().data_ptr() for t in (*inputs, *outputs)]
     pairs = itertools.combinations(range(len(memory)), 2)
     aliases = {(i, j) for i, j in pairs if memory[i] == memory[j]}
-    # What shares memory with an input that is reported as mutated may do so.
-    reported = {m for m, is_reported in zip(memory, mutated) if is_reported}
-    allowed = {(i, j) for i, j in aliases if memory[i] in reported}
+    # An output may share memory with an input that is reported as mutated.
+    allowed = {(i, j) for i, j in aliases if i < len(mutated) and mutated[i]}
     return [t.clone() for t in (*outputs, *inputs)], aliases, allowed
 
 
