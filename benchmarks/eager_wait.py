@@ -42,12 +42,14 @@ def worker() -> None:
 
 
 class Worker:
-    def __init__(self, pythonpath: Path | None):
+    """A process under one torch that answers a line of JSON with a line; ``script --worker``."""
+
+    def __init__(self, pythonpath: Path | None, script: str = __file__):
         env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
         if pythonpath:
             env["PYTHONPATH"] = str(pythonpath)
         self.process = subprocess.Popen(
-            [sys.executable, __file__, "--worker"],
+            [sys.executable, script, "--worker"],
             env=env,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -58,12 +60,16 @@ class Worker:
     def _answer(self) -> str:
         answer = self.process.stdout.readline()
         if not answer:
-            sys.exit(f"eager_wait: a worker stopped with {self.process.wait()}; its message is above")
+            sys.exit(f"a worker of {Path(sys.argv[0]).name} stopped with {self.process.wait()}; its message is above")
         return answer.strip()
 
-    def seconds(self, op: str, case: str, calls: int) -> float:
-        print(json.dumps([op, case, calls]), file=self.process.stdin, flush=True)
-        return float(self._answer())
+    def ask(self, question) -> str:
+        print(json.dumps(question), file=self.process.stdin, flush=True)
+        return self._answer()
+
+    def stop(self) -> None:
+        self.process.stdin.close()
+        self.process.wait()
 
 
 def main(rounds: int, calls: int) -> dict[str, dict[str, float]]:
@@ -73,7 +79,7 @@ def main(rounds: int, calls: int) -> dict[str, dict[str, float]]:
     results = {}
     for case in CASES:
         rows = [(stock, "wait", case), (patched, "wait", case), (patched, "floor", "without grad")]
-        times = [[side.seconds(op, on, calls) for side, op, on in rows] for _ in range(rounds)]
+        times = [[float(side.ask([op, on, calls])) for side, op, on in rows] for _ in range(rounds)]
         was, now, floor = (min(column) / calls * 1e6 for column in zip(*times))
         results[case] = {"stock_us": was, "patched_us": now, "floor_us": floor}
         print(
@@ -81,8 +87,7 @@ def main(rounds: int, calls: int) -> dict[str, dict[str, float]]:
             f"{was / now:>7.1f}x{was / floor:>8.1f}x{GOALS[case]:>5}x"
         )
     for side in (stock, patched):
-        side.process.stdin.close()
-        side.process.wait()
+        side.stop()
     return results
 
 

@@ -20,9 +20,11 @@ it. So, unlike the general rule, this one need not look for later uses:
 
 In a functional graph the storages of the fake tensors tell exactly which values
 are views of one another, and a wait in place merges two of them. So all of this
-is known before anything is changed. The update of the fake tensors that follows
-then records the merged storages, since the wait's Meta kernel returns its input:
-no later op is reinplaced over a tensor that a wait has made an alias of a live one.
+is known before anything is changed. The general rule is then told which storages
+have been merged, so that no later op is reinplaced over a tensor that a wait has
+made an alias of a live one. The fake tensors themselves stay as they are: the
+functional wait's have the sizes, strides and offset of its argument, and to
+propagate another storage through the graph takes longer than all the rest.
 """
 
 from collections.abc import Container
@@ -77,17 +79,22 @@ def _saved_for_backward(output: torch.fx.Node) -> OrderedSet[torch.fx.Node]:
 
 
 # patch: before reinplace_inplaceable_ops
+def _merged_storages(waits: Sequence[torch.fx.Node]) -> dict[int | None, int | None]:
+    """Which storage the result of each wait ends up in when all ``waits`` are in place."""
+    memory: dict[int | None, int | None] = {}
+    for wait in waits:
+        origin = get_node_storage(_waited_tensor(wait))
+        memory[get_node_storage(wait)] = memory.get(origin, origin)
+    return memory
+
+
+# patch: before reinplace_inplaceable_ops
 def _waits_that_must_copy(
     graph: torch.fx.Graph, waits: Sequence[torch.fx.Node]
 ) -> OrderedSet[torch.fx.Node]:
     position = {wait: i for i, wait in enumerate(waits)}
-    # Which storage each storage ends up in, and the wait that takes it there.
-    memory: dict[int | None, int | None] = {}
-    taken_by: dict[int | None, torch.fx.Node] = {}
-    for wait in waits:
-        origin = get_node_storage(_waited_tensor(wait))
-        memory[get_node_storage(wait)] = memory.get(origin, origin)
-        taken_by[get_node_storage(wait)] = wait
+    taken_by = {get_node_storage(wait): wait for wait in waits}
+    memory = _merged_storages(waits)
 
     inputs = OrderedSet(n for n in graph.nodes if n.op in ("placeholder", "get_attr"))
     reported = OrderedSet[int | None]()
@@ -127,17 +134,23 @@ def _waits_that_must_copy(
 
 
 # patch: before reinplace_inplaceable_ops
-def reinplace_waits(graph: torch.fx.Graph) -> None:
+def reinplace_waits(
+    fake_tensor_updater: torch._inductor.fx_utils.FakeTensorUpdater,
+    graph: torch.fx.Graph,
+) -> Callable[[torch.fx.Node], int | None]:
     """Turn the ``_wait_tensor_functional``s of ``graph`` into ``wait_tensor``s.
 
     Where the waited value is copied back to an input, the input itself is read from
     then on: the ops that update it in place are found by that name.
+
+    Returns what ``get_node_storage`` would, had the fake tensors been updated.
     """
     calls = {node: call for node in graph.nodes if (call := _find_wait(node))}
     if not calls:
-        return
+        return get_node_storage
     must_copy = _waits_that_must_copy(graph, list(calls))
     _log_waits(calls, must_copy)
+    memory = _merged_storages([node for node in calls if node not in must_copy])
 
     copies: dict[torch.fx.Node, list[torch.fx.Node]] = defaultdict(list)
     for copy_node in graph.find_nodes(op="call_function", target=aten.copy_.default):
@@ -149,8 +162,7 @@ def reinplace_waits(graph: torch.fx.Graph) -> None:
         call.target = wait_tensor_ops()[0]
         # What generated code names as its origin.
         call.meta["original_aten"] = call.target
-        if call is not node:
-            call.meta["val"] = call.args[0].meta["val"]
+        fake_tensor_updater.processed_hashes.add(fake_tensor_updater.hash_node(node))
         waited = _waited_tensor(node)
         if waited.op in ("placeholder", "get_attr") and waited in copies:
             # Whoever depends on the wait by name still has to.
@@ -163,6 +175,12 @@ def reinplace_waits(graph: torch.fx.Graph) -> None:
             if copy_node.args[1] is dst:
                 copy_node.replace_all_uses_with(dst)
                 graph.erase_node(copy_node)
+
+    def storage_after_waits(node: torch.fx.Node) -> int | None:
+        storage = get_node_storage(node)
+        return memory.get(storage, storage)
+
+    return storage_after_waits
 
 
 # patch: before reinplace_inplaceable_ops
