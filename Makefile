@@ -30,7 +30,7 @@ build: $(INSTALLED)
 test: build
 	@PYTHONPATH="$(CURDIR)/build/lib" $(PY) -m pytest $(TESTS)
 
-wheel: build
+wheel: $(INSTALLED)
 	@$(PY) setup.py -q bdist_wheel --dist-dir dist
 
 bench: build

@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -344,26 +345,22 @@ def replace(source: Path, target: Path) -> None:
 # ---- the wheel
 
 
-def pack(base: Base, patch: Patch, info: Path, wheel: Path, lib: Path) -> None:
+def pack(base: Base, patch: Patch, lib: Path, info: Path, wheel: Path, compression: int) -> None:
     """Write the wheel from build/lib and a .dist-info."""
     from wheel.wheelfile import WheelFile
 
-    names = sorted({*base.files, *patch.plan(lib), base.library})
-    members = [(lib / name, name) for name in names]
+    members = [(lib / name, name) for name in sorted({*base.files, *patch.plan(lib), base.library})]
     members += [(path, f"{info.name}/{path.relative_to(info)}") for path in sorted(info.rglob("*")) if path.is_file()]
-    sizes = {name: path.stat().st_size for path, name in members}
-    total, done, shown = sum(sizes.values()), 0, 0
+    size = sum(path.stat().st_size for path, _ in members)
     wheel.parent.mkdir(parents=True, exist_ok=True)
-    check_space(wheel.parent, total // 2)
+    check_space(wheel.parent, size if compression == zipfile.ZIP_STORED else size // 2)
     with tempfile.TemporaryDirectory(dir=wheel.parent, prefix=".pack-") as temp:
-        with step(f"pack {wheel.name} ({total // MB} MB)"), WheelFile(Path(temp) / wheel.name, "w") as archive:
-            for path, name in members:
-                archive.write(str(path), name)
-                done += sizes[name]
-                if done * 10 // total > shown:
-                    shown = done * 10 // total
-                    print(f"{shown}0%", end=" ", flush=True)
-        (Path(temp) / wheel.name).replace(wheel)
+        part = Path(temp, wheel.name)
+        with step(f"pack {wheel.name} ({size // MB} MB, about half a minute)"):
+            with WheelFile(part, "w", compression) as archive:
+                for path, name in members:
+                    archive.write(str(path), name)
+        part.replace(wheel)
 
 
 def write_info(base: Base, version: str, info: Path) -> None:
@@ -431,9 +428,10 @@ def main() -> None:
         from setuptools.command.editable_wheel import editable_wheel
         from setuptools.command.install import install
         from setuptools.command.sdist import sdist
+        from wheel import wheelfile  # noqa: F401
     except ImportError as e:
         raise BuildError(
-            f"setuptools is missing or too old ({e}): `make build`, or pip install -r requirements.txt"
+            f"setuptools or wheel is missing or too old ({e}): `make build`, or pip install -r requirements.txt"
         ) from e
 
     base = find_base()
@@ -461,7 +459,7 @@ def main() -> None:
                 info = Path(temp, f"{name}.dist-info")
                 write_info(base, version, info)
                 self.write_wheelfile(str(info))
-                pack(base, Patch([ROOT]), info, wheel, BUILD / "lib")
+                pack(base, Patch([ROOT]), BUILD / "lib", info, wheel, self._zip_compression())
 
     def refuse(self: setuptools.Command) -> None:
         raise BuildError(
@@ -469,11 +467,13 @@ def main() -> None:
             "To run the patched torch from here: `make build`, then PYTHONPATH=build/lib"
         )
 
+    BUILD.mkdir(exist_ok=True)
     setuptools.setup(
         name="torch",
         version=version,
         packages=[],
         py_modules=[],
+        options={"egg_info": {"egg_base": str(BUILD)}},  # here it would pass for an installed torch
         cmdclass={
             "build": Build,
             "bdist_wheel": Wheel,
@@ -485,5 +485,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except (BuildError, PatchError) as e:
+    except (BuildError, PatchError, OSError) as e:
         sys.exit(f"setup.py: error: {e}")

@@ -30,6 +30,29 @@ def is_wait_tensor(node: Node) -> bool:
     return node.op == "call_function" and node.target in wait_tensor_ops()
 
 
+def is_waited_alias(node: Node) -> bool:
+    """Whether ``node`` is what a wait returned, or a view of that.
+
+    For bodies of higher-order ops as Dynamo traced them, where a wait may be called
+    through a packet or by its legacy name. Such a value shares memory with what was
+    waited for only until the body is functionalized.
+    """
+
+    def storage(n):
+        val = n.meta.get("example_value", n.meta.get("val"))
+        return val.untyped_storage()._cdata if isinstance(val, torch.Tensor) else None
+
+    names = ("_c10d_functional.wait_tensor", "c10d_functional.wait_tensor")
+    while node.op in ("call_function", "call_method"):
+        if str(node.target).removesuffix(".default") in names:
+            return True
+        base = node.args[0] if node.args else None
+        if not isinstance(base, Node) or storage(base) != storage(node):
+            return False
+        node = base
+    return False
+
+
 def node_name(op: torch._ops.OpOverload) -> str:
     """What a traced call of ``op`` is named after, before FX makes the name unique.
 

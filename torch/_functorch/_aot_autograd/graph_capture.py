@@ -1,9 +1,12 @@
-"""A wait for a cloned graph input waits for the input."""
+"""Waits as AOTAutograd hands them on: ahead of clones, and each view of them once."""
+
+import operator
+from typing import Any
 
 from torch.fx._wait_tensor import is_wait_tensor
 
 
-# patch: before aot_dispatch_autograd_graph
+# patch: before aot_dispatch_base_graph
 def wait_before_cloning_inputs(graph: torch.fx.Graph) -> None:
     """Turn a wait on a clone of a graph input into a clone of the waited input.
 
@@ -25,3 +28,31 @@ def wait_before_cloning_inputs(graph: torch.fx.Graph) -> None:
             clone.update_arg(0, waited)
             wait.replace_all_uses_with(clone)
             graph.erase_node(wait)
+
+
+# patch: before aot_dispatch_base_graph
+def merge_views_of_waits(graph: torch.fx.Graph) -> None:
+    """Let equal views of a waited tensor be one node.
+
+    Functionalization replays a view of a mutated tensor at its first use, so that two
+    results of one split become two splits. Nothing was written, so they are the same,
+    and passes look for the one that the program had.
+    """
+    seen: dict[Any, torch.fx.Node] = {}
+    of_waits = set()
+    for node in list(graph.nodes):
+        if is_wait_tensor(node):
+            of_waits.add(node)
+            continue
+        is_view = node.target is operator.getitem or (
+            isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
+        )
+        if not (is_view and node.args and node.args[0] in of_waits):
+            continue
+        key = (node.target, node.args, tuple(node.kwargs.items()))
+        first = seen.setdefault(key, node)
+        if first is node:
+            of_waits.add(node)
+        else:
+            node.replace_all_uses_with(first)
+            graph.erase_node(node)
