@@ -25,6 +25,9 @@ from torch._functorch._aot_autograd.descriptors import (
     SavedForBackwardsAOTOutput,
 )
 from torch._functorch.aot_autograd import make_boxed_func
+from torch._higher_order_ops.map import map as hop_map
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
 from torch._inductor.fx_passes.control_dependencies import preserve_node_ordering
 from torch._inductor.fx_passes.reinplace import reinplace_inplaceable_ops
 from torch._inductor.fx_utils import FakeTensorUpdater
@@ -945,6 +948,148 @@ class TestLowering(LazyGroupTestCase):
         self.assertAllWaited()
 
 
+@torch.compiler.nested_compile_region
+def region_that_waits(y):
+    c10d.wait_tensor(y)
+    return y * 2
+
+
+@torch.compiler.nested_compile_region
+def region_that_returns_what_it_waited_for(y):
+    return c10d.wait_tensor(y)
+
+
+class SquareThatWaits(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y):
+        c10d.wait_tensor(y)
+        ctx.save_for_backward(y)
+        return y * y
+
+    @staticmethod
+    def backward(ctx, grad):
+        (y,) = ctx.saved_tensors
+        return 2 * y * grad
+
+
+class TestBodies(LazyGroupTestCase):
+    """Waits inside the bodies of higher-order ops, on their inputs and on their own tensors."""
+
+    def all_reduce(self, x):
+        return c10d.all_reduce(x * 1, "sum", self.group)
+
+    def cond(self, x):
+        def double(x):
+            y = self.all_reduce(x)
+            c10d.wait_tensor(y)
+            return y * 2
+
+        return torch.cond(x.sum() > 0, double, lambda x: x * 3, (x,))
+
+    def cond_on_input(self, x):
+        return torch.cond(
+            x.sum() > 0,
+            lambda y: c10d.wait_tensor(y) * 2,
+            lambda y: c10d.wait_tensor(y) * 3,
+            (self.all_reduce(x),),
+        )
+
+    def cond_that_returns_its_input(self, x):
+        return torch.cond(
+            x.sum() > 0,
+            lambda y: c10d.wait_tensor(y),
+            lambda y: c10d.wait_tensor(y) * 3,
+            (self.all_reduce(x * 2),),
+        )
+
+    def while_loop(self, x):
+        _, y = while_loop(
+            lambda i, x: i < 1,
+            lambda i, x: (i + 1, c10d.wait_tensor(self.all_reduce(x)) * 2),
+            (torch.tensor(0), x),
+        )
+        return y
+
+    def while_loop_on_input(self, x):
+        _, y = while_loop(
+            lambda i, y: i < 1,
+            lambda i, y: (i + 1, c10d.wait_tensor(y) * 2),
+            (torch.tensor(0), self.all_reduce(x)),
+        )
+        return y
+
+    def map(self, x):
+        return hop_map(lambda x: c10d.wait_tensor(self.all_reduce(x)) * 2, x)
+
+    def scan(self, x):
+        def combine(carry, x):
+            y = self.all_reduce(x)
+            c10d.wait_tensor(y)
+            return carry + y, y * 2
+
+        _, ys = scan(combine, torch.zeros(()), x)
+        return ys
+
+    def invoke_subgraph(self, x):
+        return region_that_waits(self.all_reduce(x))
+
+    def invoke_subgraph_that_returns_its_input(self, x):
+        return region_that_returns_what_it_waited_for(self.all_reduce(x)) * 2
+
+    def checkpoint(self, x):
+        def double(x):
+            y = self.all_reduce(x)
+            c10d.wait_tensor(y)
+            return y * 2
+
+        return torch.utils.checkpoint.checkpoint(double, x, use_reentrant=False)
+
+    def checkpoint_that_recomputes(self, x):
+        # On stock the recomputed wait is dropped, and the gradient is a NaN.
+        def square(x):
+            y = self.all_reduce(x)
+            c10d.wait_tensor(y)
+            return y * y
+
+        return torch.utils.checkpoint.checkpoint(square, x, use_reentrant=False) / x * 2
+
+    def autograd_function(self, x):
+        return SquareThatWaits.apply(self.all_reduce(x)) / x * 2
+
+    @parametrize(
+        "body",
+        [
+            subtest(body, body.__name__)
+            for body in (
+                cond,
+                cond_on_input,
+                cond_that_returns_its_input,
+                while_loop,
+                while_loop_on_input,
+                map,
+                scan,
+                invoke_subgraph,
+                invoke_subgraph_that_returns_its_input,
+                checkpoint,
+                checkpoint_that_recomputes,
+                autograd_function,
+            )
+        ],
+    )
+    @parametrize("backend", ["aot_eager", "inductor"])
+    @parametrize("grad", [False, True])
+    def test(self, body, backend, grad):
+        x = (torch.arange(4.0) + 1).requires_grad_(grad)
+        fn = torch.compile(lambda x: body(self, x), backend=backend, fullgraph=True)
+        result = fn(x)
+        self.assertEqual(result.detach(), 2 * x.detach())
+        if grad:
+            result.sum().backward()
+            self.assertEqual(x.grad, torch.full((4,), 2.0))
+        self.assertEqual(x.detach(), torch.arange(4.0) + 1)
+        self.assertAllWaited()
+
+
 class TestInductorCode(LazyGroupTestCase):
     """What Inductor generates, against what it does on stock."""
 
@@ -973,6 +1118,7 @@ class TestInductorCode(LazyGroupTestCase):
             self.assertTrue(all(c["functional waits"] == 0 for c in ours[name]), name)
 
 
+instantiate_parametrized_tests(TestBodies)
 instantiate_parametrized_tests(TestDeadWaits)
 instantiate_parametrized_tests(TestEager)
 instantiate_parametrized_tests(TestInductorCode)

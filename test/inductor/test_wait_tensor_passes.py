@@ -12,7 +12,6 @@ import contextlib
 import functools
 import re
 import sys
-import unittest
 import unittest.mock
 from pathlib import Path
 
