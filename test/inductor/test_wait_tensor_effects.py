@@ -9,6 +9,7 @@ waited for: a read too early is a NaN, every time.
 import json
 import subprocess
 import sys
+import tempfile
 import unittest.mock
 from pathlib import Path
 
@@ -291,8 +292,8 @@ def forward(self, tangents_1):
         self.assertExpectedInline(self.graphs("C"), """\
 def forward(self, arg0_1):
     wait_tensor = torch.ops._c10d_functional._wait_tensor_functional.default(arg0_1);  arg0_1 = None
-    mul = torch.ops.aten.mul.Tensor(wait_tensor, 2)
-    return (wait_tensor, mul)""")
+    mul = torch.ops.aten.mul.Tensor(wait_tensor, 2);  wait_tensor = None
+    return (mul,)""")
 
     def test_D_wait_ignored_nothing_read(self):
         self.assertExpectedInline(self.graphs("D"), """\
@@ -381,15 +382,14 @@ def forward(self, primals_1):
     wait_tensor = torch.ops._c10d_functional._wait_tensor_functional.default(primals_1);  primals_1 = None
     mul = torch.ops.aten.mul.Tensor(wait_tensor, wait_tensor)
     sum_1 = torch.ops.aten.sum.default(mul);  mul = None
-    return (wait_tensor, sum_1, wait_tensor)
+    return (sum_1, wait_tensor)
 
-def forward(self, wait_tensor, tangents_1, tangents_2):
-    expand = torch.ops.aten.expand.default(tangents_2, [8]);  tangents_2 = None
+def forward(self, wait_tensor, tangents_1):
+    expand = torch.ops.aten.expand.default(tangents_1, [8]);  tangents_1 = None
     mul_1 = torch.ops.aten.mul.Tensor(expand, wait_tensor)
     mul_2 = torch.ops.aten.mul.Tensor(expand, wait_tensor);  expand = wait_tensor = None
-    add = torch.ops.aten.add.Tensor(tangents_1, mul_2);  tangents_1 = mul_2 = None
-    add_1 = torch.ops.aten.add.Tensor(add, mul_1);  add = mul_1 = None
-    return (add_1,)""")
+    add = torch.ops.aten.add.Tensor(mul_2, mul_1);  mul_2 = mul_1 = None
+    return (add,)""")
 
     def test_J_slice_waited_on_then_mutated(self):
         self.assertExpectedInline(self.graphs("J"), """\
@@ -426,15 +426,14 @@ def forward(self, primals_1):
     wait_tensor = torch.ops._c10d_functional._wait_tensor_functional.default(primals_1);  primals_1 = None
     mul = torch.ops.aten.mul.Tensor(wait_tensor, wait_tensor)
     sum_1 = torch.ops.aten.sum.default(mul);  mul = None
-    return (wait_tensor, sum_1, wait_tensor)
+    return (sum_1, wait_tensor)
 
-def forward(self, wait_tensor, tangents_1, tangents_2):
-    expand = torch.ops.aten.expand.default(tangents_2, [8]);  tangents_2 = None
+def forward(self, wait_tensor, tangents_1):
+    expand = torch.ops.aten.expand.default(tangents_1, [8]);  tangents_1 = None
     mul_1 = torch.ops.aten.mul.Tensor(expand, wait_tensor)
     mul_2 = torch.ops.aten.mul.Tensor(expand, wait_tensor);  expand = wait_tensor = None
-    add = torch.ops.aten.add.Tensor(tangents_1, mul_2);  tangents_1 = mul_2 = None
-    add_1 = torch.ops.aten.add.Tensor(add, mul_1);  add = mul_1 = None
-    return (add_1,)""")
+    add = torch.ops.aten.add.Tensor(mul_2, mul_1);  mul_2 = mul_1 = None
+    return (add,)""")
 
     def test_L_coalesced(self):
         self.assertExpectedInline(self.graphs("L"), """\
@@ -948,6 +947,158 @@ class TestLowering(LazyGroupTestCase):
         self.assertAllWaited()
 
 
+class TestWaitedInputs(LazyGroupTestCase):
+    """To wait for an input leaves no other trace on it, whoever compiles the program."""
+
+    WAYS = {
+        "eager": lambda fn: fn,
+        "aot": lambda fn: torch.compile(fn, backend=Graphs().backend, fullgraph=True),
+        "aot_eager": lambda fn: torch.compile(fn, backend="aot_eager", fullgraph=True),
+        "inductor": lambda fn: torch.compile(fn, fullgraph=True),
+        "functionalize": torch.func.functionalize,
+    }
+
+    @staticmethod
+    def wait_and_double(x):
+        c10d.wait_tensor(x)
+        return x * 2
+
+    @parametrize("way", WAYS)
+    @parametrize("kind", ["plain", "leaf", "non-leaf", "view", "inference", "expanded"])
+    def test_no_trace(self, way, kind):
+        with torch.inference_mode(kind == "inference"):
+            base = self.in_flight(4)
+        x = {
+            "plain": lambda: base,
+            "leaf": lambda: base.requires_grad_(),
+            "non-leaf": lambda: base.requires_grad_().view(2, 2),
+            "view": lambda: base[1:],
+            "inference": lambda: base,
+            "expanded": lambda: base[:, None].expand(4, 3),
+        }[kind]()
+
+        def state():
+            version = None if x.is_inference() else x._version
+            return x.grad_fn, x.requires_grad, version
+
+        before = state()
+        result = self.WAYS[way](self.wait_and_double)(x)
+        self.assertEqual(state(), before)
+        self.assertEqual(result.detach(), torch.full(x.size(), 2.0))
+        self.assertEqual(x.detach(), torch.ones(x.size()))
+        if x.requires_grad:
+            result.sum().backward()
+            self.assertEqual(base.grad, torch.full((4,), 2.0))
+        c10d.wait_tensor(base)
+        self.assertAllWaited()
+
+    @parametrize("way", WAYS)
+    def test_saved_before_the_wait(self, way):
+        # Whoever saved the tensor earlier may still go backward.
+        x, p = torch.ones(4), torch.ones(4, requires_grad=True)
+        y = (x * p).sum()
+        self.WAYS[way](self.wait_and_double)(x)
+        y.backward()
+        self.assertEqual(p.grad, torch.ones(4))
+
+    @parametrize("way", ["aot", "aot_eager", "inductor"])
+    def test_overlapping_views_of_one_leaf(self, way):
+        def fn(a, b):
+            c10d.wait_tensor(a)
+            return (a * a).sum() + (b * b).sum()
+
+        p = torch.arange(8.0).requires_grad_()
+        self.WAYS[way](fn)(p[:5], p[3:]).backward()
+        expected = 2 * torch.arange(8.0)
+        expected[3:5] *= 2
+        self.assertEqual(p.grad, expected)
+
+    @parametrize("way", ["aot", "aot_eager", "inductor"])
+    def test_also_mutated(self, way):
+        # AOTAutograd clones such an input, but not before it has been waited for.
+        def fn(x):
+            c10d.wait_tensor(x[1:])
+            x[1:].detach().add_(1)
+            return x * 2
+
+        x = self.in_flight(4).requires_grad_()
+        result = self.WAYS[way](fn)(x)
+        self.assertEqual(x.detach(), torch.tensor([1.0, 2, 2, 2]))
+        self.assertEqual(result.detach(), torch.tensor([2.0, 4, 4, 4]))
+        result.sum().backward()
+        self.assertEqual(x.grad, torch.full((4,), 2.0))
+        self.assertAllWaited()
+
+    @parametrize("way", ["aot", "aot_eager", "inductor"])
+    def test_returned(self, way):
+        def fn(x):
+            return c10d.wait_tensor(x), x.view(2, 2), x[1:]
+
+        x = self.in_flight(4)
+        same, view, part = self.WAYS[way](fn)(x)
+        self.assertIs(same, x)
+        for t in (view, part):
+            self.assertEqual(
+                t.untyped_storage().data_ptr(), x.untyped_storage().data_ptr()
+            )
+            self.assertEqual(t, torch.ones_like(t))
+        self.assertAllWaited()
+
+    def test_aliases_of_an_input_cost_no_copy(self):
+        def fn(x):
+            c10d.wait_tensor(x)
+            return x.view(2, 2), x[1:]
+
+        _, (code, *_) = run_and_get_code(torch.compile(fn), self.in_flight(4))
+        call = code[code.index("def call(") : code.index("\nrunner = ")]
+        FileCheck().check_count("wait_tensor.default(", 1, exactly=True).run(call)
+        self.assertNotRegex(call, r"empty_strided|cpp_\w+\(|copy_|clone")
+
+    def test_a_waited_tangent_costs_no_copy(self):
+        class WaitInBackward(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x.clone()
+
+            @staticmethod
+            def backward(ctx, grad):
+                return c10d.wait_tensor(grad)
+
+        def train():
+            x = torch.randn(4, requires_grad=True)
+            torch.compile(WaitInBackward.apply)(x).sum().backward()
+            self.assertEqual(x.grad, torch.ones(4))
+
+        _, (_, code) = run_and_get_code(train)
+        call = code[code.index("def call(") : code.index("\nrunner = ")]
+        FileCheck().check_count("wait_tensor.default(", 1, exactly=True).run(call)
+        self.assertNotRegex(call, r"empty_strided|cpp_\w+\(|copy_|clone")
+
+    @parametrize("aoti", [False, True])
+    def test_exported_parameter(self, aoti):
+        class Waits(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.p = torch.nn.Parameter(torch.arange(4.0))
+
+            def forward(self, x):
+                c10d.wait_tensor(self.p)
+                return x + self.p
+
+        program = torch.export.export(Waits(), (torch.ones(4),))
+        if aoti:
+            with tempfile.TemporaryDirectory() as scratch:
+                path = torch._inductor.aoti_compile_and_package(
+                    program, package_path=f"{scratch}/waits.pt2"
+                )
+                run = torch._inductor.aoti_load_package(path)
+        else:
+            program = program.run_decompositions()
+            self.assertEqual(program.graph_signature.parameters_to_mutate, {})
+            run = program.module()
+        self.assertEqual(run(torch.ones(4)).detach(), torch.arange(4.0) + 1)
+
+
 @torch.compiler.nested_compile_region
 def region_that_waits(y):
     c10d.wait_tensor(y)
@@ -1114,6 +1265,7 @@ instantiate_parametrized_tests(TestDeadWaits)
 instantiate_parametrized_tests(TestEager)
 instantiate_parametrized_tests(TestInductorCode)
 instantiate_parametrized_tests(TestLowering)
+instantiate_parametrized_tests(TestWaitedInputs)
 
 if __name__ == "__main__":
     run_tests()

@@ -1,9 +1,20 @@
-"""Waits as AOTAutograd hands them on: ahead of clones, and each view of them once."""
+"""Waits as AOTAutograd hands them on: ahead of clones, each view once, aliases marked."""
 
 import operator
 from typing import Any
 
 from torch.fx._wait_tensor import is_wait_tensor
+
+from .descriptors import PlainAOTOutput
+from .schemas import OutputType
+
+
+# patch: before aot_dispatch_base_graph
+def tidy_waits(graph: torch.fx.Graph, fw_metadata: ViewAndMutationMeta) -> None:
+    """What a freshly traced graph needs on account of its waits."""
+    wait_before_cloning_inputs(graph)
+    merge_views_of_waits(graph)
+    mark_aliases_of_inputs(graph, fw_metadata)
 
 
 # patch: before aot_dispatch_base_graph
@@ -56,3 +67,22 @@ def merge_views_of_waits(graph: torch.fx.Graph) -> None:
         else:
             node.replace_all_uses_with(first)
             graph.erase_node(node)
+
+
+# patch: before aot_dispatch_base_graph
+def mark_aliases_of_inputs(
+    graph: torch.fx.Graph, fw_metadata: ViewAndMutationMeta
+) -> None:
+    """Mark the outputs that the caller gets as the inputs they are, or as views of them.
+
+    Nobody gets the tensor that the graph returns for such an output, so it need not be
+    a fresh one where a wait has been put in place.
+    """
+    output = graph.output_node()
+    for value, desc in zip(output.args[0], output.meta.get("desc", ())):
+        if isinstance(desc, PlainAOTOutput) and isinstance(value, torch.fx.Node):
+            if fw_metadata.output_info[desc.idx].output_type in (
+                OutputType.alias_of_input,
+                OutputType.is_input,
+            ):
+                value.meta["aliases_input"] = True

@@ -14,9 +14,11 @@ it. So, unlike the general rule, this one need not look for later uses:
   result, or a view of it, that would share memory with an input which is not
   reported as mutated, or with another output; and one, also as the source of a
   copy, that would share memory with an input to which something else is copied
-  at the end, since it would read that instead. There, and only there, the wait stays functional, and its lowering
-  waits in place, then copies. An activation saved for the backward is nobody's to
-  write to, so of these only the last concerns it.
+  at the end, since it would read that instead. There, and only there, the wait
+  stays functional, and its lowering waits in place, then copies.
+- Of these only the last concerns what nobody writes to: an activation saved for
+  the backward, a gradient, which autograd copies unless it is the only owner, and
+  what the caller gets as an alias of its input anyway.
 
 In a functional graph the storages of the fake tensors tell exactly which values
 are views of one another, and a wait in place merges two of them. So all of this
@@ -30,6 +32,7 @@ propagate another storage through the graph takes longer than all the rest.
 from collections.abc import Container
 
 from torch._functorch._aot_autograd.descriptors import (
+    GradAOTOutput,
     SavedForBackwardsAOTOutput,
     SavedForBackwardsNoVcCheckAOTOutput,
 )
@@ -68,14 +71,20 @@ def _is_waited(
 
 
 # patch: before reinplace_inplaceable_ops
-def _saved_for_backward(output: torch.fx.Node) -> OrderedSet[torch.fx.Node]:
-    """The values that are saved for the backward and returned to nobody else."""
+def _may_share_memory(output: torch.fx.Node) -> OrderedSet[torch.fx.Node]:
+    """The values that leave the graph, but that nobody gets as a tensor to write to."""
+    leaving = OrderedSet(output.all_input_nodes)
+    aliases = OrderedSet(n for n in leaving if n.meta.get("aliases_input"))
     values, descs = output.args[0], output.meta.get("desc")
     if not isinstance(values, (list, tuple)) or len(values) != len(descs or ()):
-        return OrderedSet()
-    saved = (SavedForBackwardsAOTOutput, SavedForBackwardsNoVcCheckAOTOutput)
-    returned = [v for v, desc in zip(values, descs) if not isinstance(desc, saved)]
-    return OrderedSet(output.all_input_nodes) - OrderedSet(returned)
+        return aliases
+    kinds = (
+        GradAOTOutput,
+        SavedForBackwardsAOTOutput,
+        SavedForBackwardsNoVcCheckAOTOutput,
+    )
+    owned = [v for v, desc in zip(values, descs) if not isinstance(desc, kinds)]
+    return aliases | (leaving - OrderedSet(owned))
 
 
 # patch: before reinplace_inplaceable_ops
@@ -110,13 +119,13 @@ def _waits_that_must_copy(
         if memory.get(get_node_storage(src)) in overwritten:
             read_late.append(src)
 
-    saved = _saved_for_backward(graph.output_node())
+    may_share = _may_share_memory(graph.output_node())
     # For each memory, the storages that are merged in it and seen from outside.
     merged: dict[int | None, OrderedSet[int | None]] = defaultdict(OrderedSet)
     for node in (*inputs, *read_late, *graph.output_node().all_input_nodes):
         storage = get_node_storage(node)
         home = memory.get(storage, storage)
-        if storage in reported or (node in saved and home not in overwritten):
+        if storage in reported or (node in may_share and home not in overwritten):
             continue
         merged[home].add(storage)
     for home in overwritten:

@@ -5,7 +5,6 @@
 // A Work is registered for a storage, hence both kernels speak of whole storages.
 
 #include <ATen/FunctionalTensorWrapper.h>
-#include <ATen/MemoryOverlap.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/empty_strided.h>
@@ -59,16 +58,10 @@ at::Tensor wait_tensor_functionalize(const at::Tensor& self) {
                                .typed<at::Tensor(const at::Tensor&)>();
     waited = op.call(storage->base());
   }
-  // A graph input like this cannot be copied back to. It is waited on all the
-  // same; its later reads are then ordered as written, not by dependency.
-  if (at::has_internal_overlap(storage->base()) == at::MemOverlap::Yes) {
-    return self;
-  }
-  // add_update alone is not counted as a mutation, and both counts must agree
-  // for AOTAutograd to know that autograd saw nothing of it.
+  // Later reads are redirected, but nothing is counted as a mutation: nobody needs
+  // to be told of it, or given the waited value back, since the functional wait
+  // has waited for the storage itself.
   storage->add_update(waited, {});
-  wrapper->mark_mutation();
-  wrapper->mark_mutation_hidden_from_autograd();
   impl::sync(self);
   return self;
 }
