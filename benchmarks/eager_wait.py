@@ -83,8 +83,7 @@ def main(rounds: int, calls: int) -> dict[str, dict[str, float]]:
         was, now, floor = (min(column) / calls * 1e6 for column in zip(*times))
         results[case] = {"stock_us": was, "patched_us": now, "floor_us": floor}
         print(
-            f"{case:<14}{was:>10.2f}{now:>12.2f}{floor:>10.2f}"
-            f"{was / now:>7.1f}x{was / floor:>8.1f}x{GOALS[case]:>5}x"
+            f"{case:<14}{was:>10.2f}{now:>12.2f}{floor:>10.2f}{was / now:>7.1f}x{was / floor:>8.1f}x{GOALS[case]:>5}x"
         )
     for side in (stock, patched):
         side.stop()

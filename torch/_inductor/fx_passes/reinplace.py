@@ -170,7 +170,7 @@ def reinplace_waits(
             continue
         call.target = wait_tensor_ops()[0]
         # What generated code names as its origin.
-        call.meta["original_aten"] = call.target
+        node.meta["original_aten"] = call.meta["original_aten"] = call.target
         fake_tensor_updater.processed_hashes.add(fake_tensor_updater.hash_node(node))
         waited = _waited_tensor(node)
         if waited.op in ("placeholder", "get_attr") and waited in copies:
