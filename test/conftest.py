@@ -1,15 +1,17 @@
 """Refuses to run the suite on a torch that is not patched."""
 
+import sys
+from pathlib import Path
+
 import pytest
-import torch
+
+
+sys.path.insert(0, str(Path(__file__).parent / "distributed"))
+from stock_torch import require_patched
 
 
 def pytest_sessionstart(session):
-    schema = str(torch.ops._c10d_functional.wait_tensor.default._schema)
-    if "(a!)" not in schema:
-        pytest.exit(
-            f"These tests are for the patched torch, but {torch.__file__} is stock "
-            f"({schema}). Run `make test`, or `make build` and then "
-            "`PYTHONPATH=build/lib .venv/bin/python -m pytest test`.",
-            returncode=3,
-        )
+    try:
+        require_patched()
+    except RuntimeError as e:
+        pytest.exit(str(e), returncode=3)

@@ -1,8 +1,21 @@
-"""Runs Python on the stock torch that lies beside the patched one."""
+"""Tells the patched torch from stock, and runs Python on the stock one beside it."""
 
 import os
 import subprocess
 import sys
+
+import torch
+
+
+def require_patched() -> None:
+    """Raises on stock torch, where a test of the patch would prove nothing."""
+    schema = str(torch.ops._c10d_functional.wait_tensor.default._schema)
+    if "(a!)" not in schema:
+        raise RuntimeError(
+            f"This test is for the patched torch, but {torch.__file__} is stock "
+            f"({schema}). Run `make test`, or `make build` and then "
+            "`PYTHONPATH=build/lib .venv/bin/python -m pytest test`."
+        )
 
 
 def run_stock(*args: str) -> str:

@@ -3,10 +3,10 @@
 """The functional collectives on two real gloo ranks, eager and compiled."""
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from torch.testing._internal.common_utils import (
 
 sys.path.insert(0, str(Path(__file__).parent))
 from lazy_process_group import work_registry_size
+from stock_torch import require_patched
 from wait_tensor_programs import initial, PROGRAMS, total
 
 
@@ -276,4 +277,5 @@ class TestTwoRanks(MultiProcContinuousTest):
 instantiate_parametrized_tests(TestTwoRanks)
 
 if __name__ == "__main__":
+    require_patched()
     run_tests()

@@ -17,7 +17,7 @@ from torch.testing._internal.common_utils import (
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "distributed"))
 from lazy_process_group import lazy_group, pending
-from stock_torch import run_stock
+from stock_torch import require_patched, run_stock
 from wait_tensor_programs import initial, PROGRAMS
 
 
@@ -105,4 +105,5 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--save"]:
         save_all(sys.argv[2])
     else:
+        require_patched()
         run_tests()

@@ -1,11 +1,11 @@
 """Counts what Inductor generates for each program, under whatever torch runs this.
 
 Run by stock and by patched Python; prints one JSON object:
-``{program: [{"kernels": 2, "buffers": 2, ...} for each graph]}``.
+``{program: [{"kernels": 2, "buffers": 2, ...} for each graph]}``. What is counted, and
+how, stands in ``benchmarks/ab_codegen.py``.
 """
 
 import json
-import re
 import sys
 from pathlib import Path
 
@@ -14,30 +14,10 @@ from torch._inductor.utils import run_and_get_code
 
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "distributed"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from ab_codegen import counts
 from lazy_process_group import lazy_group
 from wait_tensor_programs import PROGRAMS
-
-
-COUNTED = {
-    "kernels": r"\bcpp_\w+\(",
-    "buffers": r"\bempty_strided\w*\(",
-    "copies": r"\.copy_\(|aten\.(clone|copy|copy_)\b",
-    "collectives": r"_c10d_functional\.(?!wait_tensor|_wait)\w+\.default\(",
-    "waits": r"_c10d_functional\.wait_tensor\.default\(",
-    "functional waits": r"_wait_tensor_functional",
-}
-
-
-def count(code: str) -> dict[str, int]:
-    """Counts in the generated ``call``, comments included for the functional wait."""
-    call = code[code.index("def call(") :]
-    call = call[: call.index("\nrunner = ")]
-    statements = re.sub(r"#.*", "", call)
-    counts = {
-        what: len(re.findall(pattern, statements)) for what, pattern in COUNTED.items()
-    }
-    counts["functional waits"] = len(re.findall(COUNTED["functional waits"], code))
-    return counts
 
 
 def count_program(name: str, group: str) -> list[dict[str, int]]:
@@ -51,7 +31,7 @@ def count_program(name: str, group: str) -> list[dict[str, int]]:
             result.backward()
 
     _, codes = run_and_get_code(train)
-    return [count(code) for code in codes]
+    return [counts(code) for code in codes]
 
 
 if __name__ == "__main__":
