@@ -710,17 +710,20 @@ class Side:
                 )
                 for rank in range(self.ranks)
             ]
-        self.version = str(self.receive()[0])
+        answer = self.receive()
+        self.version = answer if isinstance(answer, str) else answer[0]
 
     def send(self, job: dict) -> None:
         if not self.workers:
             self.start()
-        for worker in self.workers:
+        for worker in self.workers:  # none, if it could not be started
             worker.stdin.write((json.dumps(job) + "\n").encode())
             worker.stdin.flush()
 
     def receive(self) -> list[Any] | str:
         """Each worker's answer, or why there is none."""
+        if not self.workers:
+            return f"no worker could be started; its output is in {self.log}"
         until = time.monotonic() + self.timeout
         answers = []
         for worker in self.workers:
@@ -729,8 +732,9 @@ class Side:
                 return f"no answer in {self.timeout:.0f} s; its output is in {self.log}"
             line = worker.stdout.readline()
             if not line:
+                code = worker.wait()
                 self.stop()
-                return f"a worker died; its output is in {self.log}"
+                return f"a worker stopped with {code}; its output is in {self.log}"
             answers.append(json.loads(line))
         return answers
 
@@ -790,7 +794,7 @@ def list_programs() -> dict[str, dict]:
     """Asked of a process of its own: the parent must not import either torch."""
     code = (
         "import sys, json; sys.path.insert(0, sys.argv[1]); import ab_programs as p;"
-        "print(json.dumps({n: {'trains': q.trains, 'fake': not q.gloo_only, 'gloo': not q.fake_only}"
+        "print(json.dumps({n: {'trains': q.trains, 'fake': not q.gloo_only, 'gloo': not q.fake_only, 'max_world': q.max_world}"
         " for n, q in p.PROGRAMS.items()}))"
     )
     env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
@@ -807,8 +811,14 @@ def run(
     for mode in options.modes:
         ranks = 1 if mode == "fake" else 2
         sides = [
-            Side("stock", None, ranks, options.log_dir / f"ab_{mode}_stock.log", options.timeout),
-            Side("patched", options.patched, ranks, options.log_dir / f"ab_{mode}_patched.log", options.timeout),
+            Side("stock", None, ranks, options.log_dir / f"ab_{mode}_stock.{os.getpid()}.log", options.timeout),
+            Side(
+                "patched",
+                options.patched,
+                ranks,
+                options.log_dir / f"ab_{mode}_patched.{os.getpid()}.log",
+                options.timeout,
+            ),
         ]
         try:
             for side in sides:
@@ -818,6 +828,8 @@ def run(
                 sys.exit(f"ab_codegen: need a stock and a patched torch, have {versions}")
             trains = {n: p["trains"] for n, p in programs.items() if p[mode]}
             for job in jobs(Options(**(vars(options) | {"modes": (mode,)})), trains):
+                if job["world"] > programs[job["program"]]["max_world"]:
+                    continue
                 for side in sides:
                     side.send(job)
                 answers = [side.receive() for side in sides]
