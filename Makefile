@@ -28,7 +28,7 @@ build: $(INSTALLED)
 	@$(PY) setup.py -q build
 
 test: build
-	@PYTHONPATH="$(CURDIR)/build/lib" $(PY) -m pytest $(TESTS)
+	@PYTHONPATH="$(CURDIR)/build/lib" $(PY) -m pytest -n 2 --dist loadfile $(TESTS)
 
 wheel: $(INSTALLED)
 	@$(PY) setup.py -q bdist_wheel --dist-dir dist

@@ -155,11 +155,6 @@ GLOO = {
 # (program, variant, configuration), each a pattern: why the code may differ there. A
 # difference that is worse in a count is never expected.
 EXPECTED_DIFFERENCES: dict[tuple[str, str, str], str] = {
-    **dict.fromkeys(
-        [("simple_fsdp", "*", "*"), ("simple_hsdp", "*", "*"), ("fsdp_by_hand", "*", "*")],
-        "views of a waited tensor are replayed on it, so the partitioner saves the waited tensor itself"
-        " and not a view of it: the same memory, and no more ops",
-    ),
     ("wait_on_leaf", "compiled_autograd", "*"): "the waited tensor is saved, not the leaf: one argument more, not read",
     (
         "wait_on_slice_of_input",
