@@ -189,10 +189,14 @@ def _without_comments(code: str) -> str:
     return re.sub(r"\n\s*\n+", "\n", code)
 
 
+def _without_benchmark(code: str) -> str:
+    """Drop what Inductor appends for whoever runs the code by hand; no call runs it."""
+    return re.split(r"\ndef (?:get_args|benchmark_compiled_module)\(", code)[0]
+
+
 def body(code: str) -> str:
     """The wrapper: what runs in each call. Without comments, kernels and benchmarks."""
-    code = _without_comments(code)
-    code = code.split("\ndef get_args(")[0].split("\ndef benchmark_compiled_module(")[0]
+    code = _without_benchmark(_without_comments(code))
     if "inductor_entry_impl(" in code:
         # C++: every function but the kernels, whose definitions are extern "C".
         code = code[code.index("cpp_wrapper_src") :]
@@ -253,15 +257,17 @@ def _renumbered(text: str, patterns: dict[str, str]) -> str:
 
 def normalised(code: str) -> str:
     """The code without what has no meaning: comments, numbers of buffers and of kernels."""
-    code = _without_comments(code)
+    code = _without_benchmark(_without_comments(code))
     # A placeholder is named after the node that was saved for it, of which only one of
     # several equal ones may be in the graph; its position is what callers go by.
     placeholders = {name for line in re.findall(r"^ *(.*?),? = args$", code, re.MULTILINE) for name in line.split(", ")}
+    placeholders |= set(re.findall(r"^ *auto (\w+) = std::move\(inputs\[\d+\]\);", code, re.MULTILINE))
+    placeholders |= set(re.findall(r"\(inputs\[\d+\], &(\w+)\)", code))
     if placeholders:
         code = _renumbered(code, {"arg_": rf"(?<![.\w])(?:{'|'.join(map(re.escape, placeholders))})\b"})
     # What is released between two calls has no order.
     code = re.sub(
-        r"(?:^ *del \w+\n){2,}", lambda m: "\n".join(sorted(m.group().splitlines())) + "\n", code, flags=re.MULTILINE
+        r"(?:^ *(?:del \w+|\w+\.reset\(\);)\n){2,}", lambda m: "\n".join(sorted(m.group().splitlines())) + "\n", code, flags=re.MULTILINE
     )
     return _renumbered(
         code,
