@@ -11,28 +11,21 @@ import subprocess
 import sys
 import tempfile
 import unittest.mock
+import zipfile
 from pathlib import Path
 
 import torch
+import torch._inductor.config as inductor_config
 import torch.distributed._functional_collectives as funcol
 import torch.fx as fx
 from functorch.compile import default_partition, min_cut_rematerialization_partition
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import EagerAndRecordGraphs
-from torch._dynamo.utils import ReinplaceCounters
-from torch._functorch._aot_autograd.descriptors import (
-    PlainAOTOutput,
-    SavedForBackwardsAOTOutput,
-)
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._higher_order_ops.map import map as hop_map
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
-from torch._inductor.fx_passes.control_dependencies import preserve_node_ordering
-from torch._inductor.fx_passes.reinplace import reinplace_inplaceable_ops
-from torch._inductor.fx_utils import FakeTensorUpdater
-from torch._inductor.utils import run_and_get_code
-from torch._inductor.virtualized import V
+from torch._inductor.utils import fresh_cache, run_and_get_code
 from torch.fx._wait_tensor import is_wait_tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import FileCheck
@@ -43,7 +36,6 @@ from torch.testing._internal.common_utils import (
     subtest,
     TestCase,
 )
-from torch.utils._ordered_set import OrderedSet
 
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "distributed"))
@@ -580,312 +572,6 @@ class TestDeadWaits(LazyGroupTestCase):
         self.assertAllWaited()
 
 
-class TestReinplacing(LazyGroupTestCase):
-    """The reinplace pass on functional graphs, before and after."""
-
-    def reinplaced(self, fn, *args, edit=lambda gm: None):
-        with torch._subclasses.FakeTensorMode() as mode:
-            fakes = [mode.from_tensor(arg) for arg in args]
-        gm = make_fx(fn)(*fakes)
-        edit(gm)
-        with V.set_fake_mode(mode):
-            reinplace_inplaceable_ops(FakeTensorUpdater(gm), gm.graph)
-        gm.graph.lint()
-        gm.recompile()
-        return gm.code.strip()
-
-    def save_outputs(self, gm):
-        output = gm.graph.output_node()
-        if not isinstance(output.args[0], (list, tuple)):
-            output.args = ((output.args[0],),)
-        output.meta["desc"] = [
-            SavedForBackwardsAOTOutput(i) for i in range(len(output.args[0]))
-        ]
-
-    def test_an_intermediate(self):
-        def fn(x):
-            y = c10d.all_reduce(x, "sum", self.group)
-            return c10d._wait_tensor_functional(y) + 1
-
-        self.assertExpectedInline(self.reinplaced(fn, torch.ones(4)), """\
-def forward(self, x_1):
-    all_reduce = torch.ops._c10d_functional.all_reduce.default(x_1, 'sum', '0');  x_1 = None
-    wait_tensor = torch.ops._c10d_functional.wait_tensor.default(all_reduce);  all_reduce = None
-    add = torch.ops.aten.add.Tensor(wait_tensor, 1);  wait_tensor = None
-    return add""")
-
-    def test_the_unwaited_output_is_used_after_the_wait(self):
-        def fn(x):
-            y = c10d.all_reduce(x, "sum", self.group)
-            w = c10d._wait_tensor_functional(y)
-            return y, y.view(2, 2), w + y
-
-        self.assertExpectedInline(self.reinplaced(fn, torch.ones(4)), """\
-def forward(self, x_1):
-    all_reduce = torch.ops._c10d_functional.all_reduce.default(x_1, 'sum', '0');  x_1 = None
-    wait_tensor = torch.ops._c10d_functional.wait_tensor.default(all_reduce)
-    view = torch.ops.aten.view.default(all_reduce, [2, 2])
-    add = torch.ops.aten.add.Tensor(wait_tensor, all_reduce);  wait_tensor = None
-    return (all_reduce, view, add)""")
-
-    def test_an_input_that_is_copied_back_to(self):
-        def fn(x):
-            w = c10d._wait_tensor_functional(x)
-            x.copy_(w)
-            return w + 1
-
-        self.assertExpectedInline(self.reinplaced(fn, torch.ones(4)), """\
-def forward(self, x_1):
-    wait_tensor = torch.ops._c10d_functional.wait_tensor.default(x_1);  wait_tensor = None
-    add = torch.ops.aten.add.Tensor(x_1, 1);  x_1 = None
-    return add""")
-
-    def test_an_input_that_is_waited_on_then_updated(self):
-        def fn(x):
-            x.copy_(c10d._wait_tensor_functional(x) + 1)
-
-        self.assertExpectedInline(self.reinplaced(fn, torch.ones(4)), """\
-def forward(self, x_1):
-    wait_tensor = torch.ops._c10d_functional.wait_tensor.default(x_1);  wait_tensor = None
-    add = torch.ops.aten.add.Tensor(x_1, 1)
-    copy_ = torch.ops.aten.copy_.default(x_1, add);  x_1 = add = copy_ = None
-    return None""")
-
-    def test_an_input_that_is_waited_on_then_updated_in_place(self):
-        # As on stock: one wait, one update, no copy.
-        def fn(x, i, v):
-            x.copy_(aten.index_put(c10d._wait_tensor_functional(x), [i], v))
-
-        args = torch.ones(4), torch.tensor([0]), torch.ones(1)
-        self.assertExpectedInline(self.reinplaced(fn, *args), """\
-def forward(self, x_1, i_1, v_1):
-    wait_tensor = torch.ops._c10d_functional.wait_tensor.default(x_1);  wait_tensor = None
-    index_put = torch.ops.aten.index_put_.default(x_1, [i_1], v_1);  x_1 = i_1 = v_1 = index_put = None
-    return None""")
-
-    def test_an_input_of_which_a_slice_is_updated(self):
-        def fn(x):
-            w = c10d._wait_tensor_functional(x)
-            x.copy_(aten.slice_scatter(w, aten.slice(w, 0, 1) + 1, 0, 1))
-
-        self.assertExpectedInline(self.reinplaced(fn, torch.ones(4)), """\
-def forward(self, x_1):
-    wait_tensor = torch.ops._c10d_functional.wait_tensor.default(x_1);  wait_tensor = None
-    slice_1 = torch.ops.aten.slice.Tensor(x_1, 0, 1)
-    add = torch.ops.aten.add.Tensor(slice_1, 1);  slice_1 = None
-    slice_tensor = torch.ops.aten.slice.Tensor(x_1, 0, 1);  x_1 = None
-    copy__default = torch.ops.aten.copy_.default(slice_tensor, add);  slice_tensor = add = copy__default = None
-    return None""")
-
-    def test_the_waited_value_outlives_the_input(self):
-        # In place it would be read after the copy, and be 1 too large.
-        def fn(x):
-            w = c10d._wait_tensor_functional(x)
-            x.copy_(w + 1)
-            return w.view(2, 2)
-
-        self.assertExpectedInline(self.reinplaced(fn, torch.ones(4)), """\
-def forward(self, x_1):
-    wait_tensor = torch.ops._c10d_functional._wait_tensor_functional.default(x_1)
-    add = torch.ops.aten.add.Tensor(wait_tensor, 1)
-    copy_ = torch.ops.aten.copy_.default(x_1, add);  x_1 = add = copy_ = None
-    view = torch.ops.aten.view.default(wait_tensor, [2, 2]);  wait_tensor = None
-    return view""")
-        self.assertExpectedInline(
-            self.reinplaced(fn, torch.ones(4), edit=self.save_outputs), """\
-def forward(self, x_1):
-    wait_tensor = torch.ops._c10d_functional._wait_tensor_functional.default(x_1)
-    add = torch.ops.aten.add.Tensor(wait_tensor, 1)
-    copy_ = torch.ops.aten.copy_.default(x_1, add);  x_1 = add = copy_ = None
-    view = torch.ops.aten.view.default(wait_tensor, [2, 2]);  wait_tensor = None
-    return (view,)"""
-        )
-
-    def test_an_input_that_nothing_is_copied_back_to(self):
-        def fn(saved):
-            return c10d._wait_tensor_functional(saved) + 1
-
-        self.assertExpectedInline(self.reinplaced(fn, torch.ones(4)), """\
-def forward(self, saved_1):
-    wait_tensor = torch.ops._c10d_functional.wait_tensor.default(saved_1);  saved_1 = None
-    add = torch.ops.aten.add.Tensor(wait_tensor, 1);  wait_tensor = None
-    return add""")
-
-    def test_two_waits(self):
-        def fn(x):
-            w = c10d._wait_tensor_functional(c10d._wait_tensor_functional(x))
-            x.copy_(w)
-            return w + 1
-
-        self.assertExpectedInline(self.reinplaced(fn, torch.ones(4)), """\
-def forward(self, x_1):
-    wait_tensor = torch.ops._c10d_functional.wait_tensor.default(x_1);  wait_tensor = None
-    wait_tensor_1 = torch.ops._c10d_functional.wait_tensor.default(x_1);  wait_tensor_1 = None
-    add = torch.ops.aten.add.Tensor(x_1, 1);  x_1 = None
-    return add""")
-
-    def test_the_result_escapes(self):
-        # A fresh tensor was promised; in place it would be the caller's own input.
-        def fn(x):
-            return c10d._wait_tensor_functional(x)
-
-        self.assertExpectedInline(self.reinplaced(fn, torch.ones(4)), """\
-def forward(self, x_1):
-    wait_tensor = torch.ops._c10d_functional._wait_tensor_functional.default(x_1);  x_1 = None
-    return wait_tensor""")
-
-    def test_a_view_of_the_second_result_escapes(self):
-        # The last wait gives the fresh storage; the first has no need to.
-        def fn(x):
-            w = c10d._wait_tensor_functional(x)
-            return c10d._wait_tensor_functional(w.view(2, 2)).view(-1)[1:], w + 1
-
-        self.assertExpectedInline(self.reinplaced(fn, torch.ones(4)), """\
-def forward(self, x_1):
-    wait_tensor = torch.ops._c10d_functional.wait_tensor.default(x_1);  x_1 = None
-    view = torch.ops.aten.view.default(wait_tensor, [2, 2])
-    wait_tensor_1 = torch.ops._c10d_functional._wait_tensor_functional.default(view);  view = None
-    view_1 = torch.ops.aten.view.default(wait_tensor_1, [-1]);  wait_tensor_1 = None
-    slice_1 = torch.ops.aten.slice.Tensor(view_1, 0, 1, 9223372036854775807);  view_1 = None
-    add = torch.ops.aten.add.Tensor(wait_tensor, 1);  wait_tensor = None
-    return (slice_1, add)""")
-
-    def test_the_unwaited_output_escapes_too(self):
-        def fn(x):
-            y = c10d.all_reduce(x, "sum", self.group)
-            return c10d._wait_tensor_functional(y), y
-
-        self.assertExpectedInline(self.reinplaced(fn, torch.ones(4)), """\
-def forward(self, x_1):
-    all_reduce = torch.ops._c10d_functional.all_reduce.default(x_1, 'sum', '0');  x_1 = None
-    wait_tensor = torch.ops._c10d_functional._wait_tensor_functional.default(all_reduce)
-    return (wait_tensor, all_reduce)""")
-
-    def test_saved_for_backward_is_no_escape(self):
-        def fn(x):
-            y = c10d.all_reduce(x, "sum", self.group)
-            return (
-                c10d._wait_tensor_functional(y),
-                y,
-                c10d._wait_tensor_functional(x),
-            )
-
-        def save_all_but_first(gm):
-            self.save_outputs(gm)
-            gm.graph.output_node().meta["desc"][0] = PlainAOTOutput(0)
-
-        self.assertExpectedInline(
-            self.reinplaced(fn, torch.ones(4), edit=save_all_but_first), """\
-def forward(self, x_1):
-    all_reduce = torch.ops._c10d_functional.all_reduce.default(x_1, 'sum', '0')
-    wait_tensor = torch.ops._c10d_functional.wait_tensor.default(all_reduce)
-    wait_tensor_1 = torch.ops._c10d_functional.wait_tensor.default(x_1);  x_1 = None
-    return (wait_tensor, all_reduce, wait_tensor_1)"""
-        )
-
-    def test_several_waits_escape(self):
-        def fn(x):
-            y = c10d.all_reduce(x, "sum", self.group)
-            w = c10d._wait_tensor_functional(y)
-            return w, c10d._wait_tensor_functional(w), c10d._wait_tensor_functional(y)
-
-        self.assertExpectedInline(self.reinplaced(fn, torch.ones(4)), """\
-def forward(self, x_1):
-    all_reduce = torch.ops._c10d_functional.all_reduce.default(x_1, 'sum', '0');  x_1 = None
-    wait_tensor = torch.ops._c10d_functional.wait_tensor.default(all_reduce)
-    wait_tensor_1 = torch.ops._c10d_functional._wait_tensor_functional.default(wait_tensor)
-    wait_tensor_2 = torch.ops._c10d_functional._wait_tensor_functional.default(all_reduce);  all_reduce = None
-    return (wait_tensor, wait_tensor_1, wait_tensor_2)""")
-
-    def test_copies_are_counted(self):
-        def fn(x):
-            return c10d._wait_tensor_functional(x)
-
-        ReinplaceCounters.clear()
-        with self.assertLogs("torch._inductor.fx_passes.reinplace", "INFO") as logs:
-            self.reinplaced(fn, torch.ones(4))
-        self.assertIn("candidates=1, remain copies=['wait_tensor']", logs.output[0])
-        self.assertEqual(ReinplaceCounters.get_total_missed(), 1)
-        self.assertEqual(ReinplaceCounters.get_total_missed_bytes(), 16)
-
-    def test_an_escaping_intermediate(self):
-        def fn(x):
-            y = c10d.all_reduce(x, "sum", self.group)
-            return c10d._wait_tensor_functional(y).view(2, 2)
-
-        self.assertExpectedInline(self.reinplaced(fn, torch.ones(4)), """\
-def forward(self, x_1):
-    all_reduce = torch.ops._c10d_functional.all_reduce.default(x_1, 'sum', '0');  x_1 = None
-    wait_tensor = torch.ops._c10d_functional.wait_tensor.default(all_reduce);  all_reduce = None
-    view = torch.ops.aten.view.default(wait_tensor, [2, 2]);  wait_tensor = None
-    return view""")
-
-    def test_ops_after_the_wait_know_what_it_made_alias(self):
-        # On y the update may be in place. On x it must not: x is the caller's.
-        def fn(x, i, v):
-            y = c10d.all_reduce(x, "sum", self.group)
-            return (
-                aten.index_put(c10d._wait_tensor_functional(y), [i], v),
-                aten.index_put(c10d._wait_tensor_functional(x), [i], v),
-            )
-
-        args = torch.ones(4), torch.tensor([0]), torch.ones(1)
-        self.assertExpectedInline(self.reinplaced(fn, *args), """\
-def forward(self, x_1, i_1, v_1):
-    all_reduce = torch.ops._c10d_functional.all_reduce.default(x_1, 'sum', '0')
-    wait_tensor = torch.ops._c10d_functional.wait_tensor.default(all_reduce);  all_reduce = None
-    index_put = torch.ops.aten.index_put_.default(wait_tensor, [i_1], v_1);  wait_tensor = None
-    wait_tensor_1 = torch.ops._c10d_functional.wait_tensor.default(x_1);  x_1 = None
-    index_put_1 = torch.ops.aten.index_put.default(wait_tensor_1, [i_1], v_1);  wait_tensor_1 = i_1 = v_1 = None
-    return (index_put, index_put_1)""")
-
-    def test_an_update_keeps_off_a_live_alias(self):
-        # y is read last, so index_put must not write to the memory it shares with w.
-        def fn(x, i, v):
-            y = c10d.all_reduce(x, "sum", self.group)
-            w = c10d._wait_tensor_functional(y)
-            return aten.index_put(w, [i], v), y + 1
-
-        args = torch.ones(4), torch.tensor([0]), torch.ones(1)
-        self.assertExpectedInline(self.reinplaced(fn, *args), """\
-def forward(self, x_1, i_1, v_1):
-    all_reduce = torch.ops._c10d_functional.all_reduce.default(x_1, 'sum', '0');  x_1 = None
-    wait_tensor = torch.ops._c10d_functional.wait_tensor.default(all_reduce)
-    index_put = torch.ops.aten.index_put.default(wait_tensor, [i_1], v_1);  wait_tensor = i_1 = v_1 = None
-    add = torch.ops.aten.add.Tensor(all_reduce, 1);  all_reduce = None
-    return (index_put, add)""")
-
-    def test_a_wait_in_the_body_of_control_deps(self):
-        def fn(x, z):
-            y = c10d.all_reduce(x, "sum", self.group)
-            z = z * 2
-            return c10d._wait_tensor_functional(y)[1:] + 1, z
-
-        def order(gm):
-            (wait,) = filter(is_wait_tensor, gm.graph.nodes)
-            (mul,) = gm.graph.find_nodes(
-                op="call_function", target=aten.mul.Tensor
-            )
-            preserve_node_ordering(gm.graph, {wait: OrderedSet([mul])})
-            self.body = gm.get_submodule("subgraph_wait_tensor")
-
-        code = self.reinplaced(fn, torch.ones(4), torch.ones(4), edit=order)
-        self.assertExpectedInline(code, """\
-def forward(self, x_1, z_1):
-    all_reduce = torch.ops._c10d_functional.all_reduce.default(x_1, 'sum', '0');  x_1 = None
-    mul = torch.ops.aten.mul.Tensor(z_1, 2);  z_1 = None
-    subgraph_wait_tensor = self.subgraph_wait_tensor
-    wait_tensor = torch.ops.higher_order.control_deps((mul,), subgraph_wait_tensor, all_reduce);  subgraph_wait_tensor = all_reduce = None
-    slice_1 = torch.ops.aten.slice.Tensor(wait_tensor, 0, 1, 9223372036854775807);  wait_tensor = None
-    add = torch.ops.aten.add.Tensor(slice_1, 1);  slice_1 = None
-    return (add, mul)""")
-        self.body.recompile()
-        self.assertExpectedInline(self.body.code.strip(), """\
-def forward(self, arg_0):
-    _wait_tensor_functional_default = torch.ops._c10d_functional.wait_tensor.default(arg_0);  arg_0 = None
-    return _wait_tensor_functional_default""")
-
-
 class TestLowering(LazyGroupTestCase):
     def compiled(self, fn, *args):
         result, (code, *_) = run_and_get_code(torch.compile(fn, fullgraph=True), *args)
@@ -914,6 +600,57 @@ class TestLowering(LazyGroupTestCase):
         FileCheck().check("_c10d_functional.wait_tensor.default(arg0_1)").check(
             "cpp_fused"
         ).run(code)
+        self.assertAllWaited()
+
+    @parametrize("way", ["export", "export then decompose", "aoti", "standalone"])
+    def test_graphs_compiled_later(self, way):
+        class Module(torch.nn.Module):
+            def forward(self, x, group=self.group):
+                y = c10d.all_reduce(x, "sum", group)
+                c10d.wait_tensor(y[1:])
+                return y + 1
+
+        packaged: list[str] = []
+
+        def compile_and_run(x):
+            if way == "standalone":
+                graph = make_fx(Module())(x)
+                return torch._inductor.standalone_compile(graph, (x,))(x)
+            program = torch.export.export(Module(), (x,), strict=False)
+            if way == "aoti":
+                path = torch._inductor.aoti_compile_and_package(program)
+                with zipfile.ZipFile(path) as package:
+                    cpp = [n for n in package.namelist() if n.endswith("wrapper.cpp")]
+                    packaged.extend(package.read(n).decode() for n in cpp)
+                return torch._inductor.aoti_load_package(path)(x)
+            if way == "export then decompose":
+                program = program.run_decompositions()
+            return torch.compile(program.module(), fullgraph=True)(x)
+
+        with fresh_cache():
+            result, codes = run_and_get_code(compile_and_run, torch.ones(4))
+        codes = packaged or codes
+        self.assertEqual(result, torch.full((4,), 2.0))
+        self.assertEqual(len(codes), 1)
+        self.assertIn("wait_tensor", codes[0])
+        self.assertNotIn("_wait_tensor_functional", codes[0])
+        self.assertNotIn("clone", codes[0])
+        self.assertAllWaited()
+
+    @inductor_config.patch(freezing=True)
+    def test_freezing(self):
+        weight = torch.nn.Parameter(torch.ones(4))
+
+        def fn(x):
+            y = c10d.all_reduce(x @ weight.view(4, 1), "sum", self.group)
+            c10d.wait_tensor(y)
+            return y + weight
+
+        with torch.no_grad():
+            result, code = self.compiled(fn, torch.ones(4, 4))
+        self.assertEqual(result, torch.full((4, 4), 5.0))
+        FileCheck().check_count("_c10d_functional.wait_tensor.default(", 1, exactly=True).run(code)
+        self.assertNotIn("_wait_tensor_functional", code)
         self.assertAllWaited()
 
     @parametrize("backend", ["aot_eager", "inductor"])

@@ -23,14 +23,14 @@ import hypothesis.strategies as st
 import torch
 import torch.fx as fx
 from torch._inductor.fx_passes import reinplace
-from torch._inductor.fx_utils import FakeTensorUpdater
-from torch._inductor.virtualized import V
 from torch.testing._internal.common_utils import run_tests, TestCase
 
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "distributed"))
+import wait_tensor_graphs
 from lazy_process_group import lazy_group, pending
 from torch.utils._ordered_set import OrderedSet
+from wait_tensor_graphs import copied, difference, observe
 
 
 c10d = torch.ops._c10d_functional
@@ -187,40 +187,14 @@ STEPS = [
 ]
 
 
-def observe(gm: fx.GraphModule, flying: list[bool], mutated: list[bool], group: str):
-    """All that a caller of ``gm`` can tell: values, inputs afterwards, and what aliases."""
+def observed(gm: fx.GraphModule, flying: list[bool], mutated: list[bool], group: str):
     torch.manual_seed(0)
-    inputs = [torch.randn(SHAPE) for _ in flying]
-    for x, is_flying in zip(inputs, flying):
-        if is_flying:
-            c10d.all_reduce_(x, "sum", group)
-    outputs = gm(*inputs)
-    memory = [t.untyped_storage().data_ptr() for t in (*inputs, *outputs)]
-    pairs = itertools.combinations(range(len(memory)), 2)
-    aliases = {(i, j) for i, j in pairs if memory[i] == memory[j]}
-    # An output may share memory with an input that is reported as mutated.
-    allowed = {(i, j) for i, j in aliases if i < len(mutated) and mutated[i]}
-    return [t.clone() for t in (*outputs, *inputs)], aliases, allowed
-
-
-def difference(actual, expected) -> str | None:
-    values, aliases, allowed = actual
-    if not all(torch.equal(s, t) for s, t in zip(values, expected[0], strict=True)):
-        return "other values"
-    if not aliases - allowed <= expected[1] <= aliases:
-        return f"other aliases: {aliases} with {allowed} allowed, not {expected[1]}"
-    return None
+    return observe(gm, [torch.randn(SHAPE) for _ in flying], flying, mutated, group)
 
 
 class TestRandomGraphs(TestCase):
     def reinplace(self, drawn: Draw, code: fx.GraphModule, but: str | None = None):
         """The graph after the pass, and the waits that copy. ``but`` may not."""
-        graph = fx.Graph()
-        copies: dict[fx.Node, fx.Node] = {}
-        graph.output(graph.graph_copy(code.graph, copies))
-        for old, new in copies.items():
-            new.meta = dict(old.meta)
-        gm = fx.GraphModule(torch.nn.Module(), graph)
         decide, copying = reinplace._waits_that_must_copy, []
 
         def decided(graph, waits):
@@ -228,14 +202,8 @@ class TestRandomGraphs(TestCase):
             copying.extend(node.name for node in must_copy)
             return OrderedSet(n for n in must_copy if n.name != but)
 
-        with (
-            V.set_fake_mode(drawn.fakes),
-            unittest.mock.patch.object(reinplace, "_waits_that_must_copy", decided),
-        ):
-            reinplace.reinplace_inplaceable_ops(FakeTensorUpdater(gm), gm.graph)
-        gm.graph.lint()
-        gm.recompile()
-        return gm, copying
+        with unittest.mock.patch.object(reinplace, "_waits_that_must_copy", decided):
+            return wait_tensor_graphs.reinplace(copied(code), drawn.fakes), copying
 
     def check(self, data):
         drawn = Draw(data, self.group)
@@ -252,7 +220,7 @@ class TestRandomGraphs(TestCase):
             n.name in copied_to for n in gm.graph.find_nodes(op="placeholder")
         ]
         seen = functools.partial(
-            observe, flying=drawn.flying_inputs, mutated=mutated, group=self.group
+            observed, flying=drawn.flying_inputs, mutated=mutated, group=self.group
         )
         expected = seen(gm)
         for t in expected[0]:

@@ -12,8 +12,8 @@ it. So, unlike the general rule, this one need not look for later uses:
 - What must not get lost is the fresh storage that the functional wait promises,
   where somebody outside can tell. These are the values that leave the graph: a
   result, or a view of it, that would share memory with an input which is not
-  reported as mutated, or with another output; and one, also as the source of a
-  copy, that would share memory with an input to which something else is copied
+  reported as mutated, or with another output; and one, also as what is read after
+  a copy, that would share memory with an input to which something else is copied
   at the end, since it would read that instead. There, and only there, the wait
   stays functional, and its lowering waits in place, then copies.
 - Of these only the last concerns what nobody writes to: an activation saved for
@@ -29,7 +29,7 @@ functional wait's have the sizes, strides and offset of its argument, and to
 propagate another storage through the graph takes longer than all the rest.
 """
 
-from collections.abc import Container
+from collections.abc import Container, Iterator
 
 from torch._functorch._aot_autograd.descriptors import (
     GradAOTOutput,
@@ -98,6 +98,15 @@ def _merged_storages(waits: Sequence[torch.fx.Node]) -> dict[int | None, int | N
 
 
 # patch: before reinplace_inplaceable_ops
+def _from_first_copy(graph: torch.fx.Graph) -> Iterator[torch.fx.Node]:
+    copies = graph.find_nodes(op="call_function", target=aten.copy_.default)
+    node = copies[0] if copies else graph.output_node()
+    while node.op != "output":
+        yield node
+        node = node.next
+
+
+# patch: before reinplace_inplaceable_ops
 def _waits_that_must_copy(
     graph: torch.fx.Graph, waits: Sequence[torch.fx.Node]
 ) -> OrderedSet[torch.fx.Node]:
@@ -109,15 +118,16 @@ def _waits_that_must_copy(
     reported = OrderedSet[int | None]()
     overwritten = OrderedSet[int | None]()
     read_late = []
-    for copy_node in graph.find_nodes(op="call_function", target=aten.copy_.default):
-        dst, src = copy_node.args[:2]
-        if dst not in inputs:
-            continue
-        reported.add(get_node_storage(dst))
-        if not _is_waited(src, dst, position):
-            overwritten.add(get_node_storage(dst))
-        if memory.get(get_node_storage(src)) in overwritten:
-            read_late.append(src)
+    # AOTAutograd copies to inputs at the end, so this is a walk from there.
+    for node in _from_first_copy(graph):
+        read = node.all_input_nodes
+        if node.target is aten.copy_.default and node.args[0] in inputs:
+            dst, src = node.args[:2]
+            reported.add(get_node_storage(dst))
+            if not _is_waited(src, dst, position):
+                overwritten.add(get_node_storage(dst))
+            read = [src]
+        read_late += [n for n in read if memory.get(get_node_storage(n)) in overwritten]
 
     may_share = _may_share_memory(graph.output_node())
     # For each memory, the storages that are merged in it and seen from outside.
