@@ -22,9 +22,6 @@ from functorch.compile import default_partition, min_cut_rematerialization_parti
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import EagerAndRecordGraphs
 from torch._functorch.aot_autograd import make_boxed_func
-from torch._higher_order_ops.map import map as hop_map
-from torch._higher_order_ops.scan import scan
-from torch._higher_order_ops.while_loop import while_loop
 from torch._inductor.utils import fresh_cache, run_and_get_code
 from torch.fx._wait_tensor import is_wait_tensor
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -39,8 +36,10 @@ from torch.testing._internal.common_utils import (
 
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "distributed"))
+sys.path.insert(0, str(Path(__file__).parent))
 from lazy_process_group import is_poison, lazy_group, pending, work_registry_size
 from stock_torch import run_stock
+from wait_tensor_bodies import BODIES, Bodies
 from wait_tensor_programs import initial, Program, PROGRAMS
 
 
@@ -836,139 +835,19 @@ class TestWaitedInputs(LazyGroupTestCase):
         self.assertEqual(run(torch.ones(4)).detach(), torch.arange(4.0) + 1)
 
 
-@torch.compiler.nested_compile_region
-def region_that_waits(y):
-    c10d.wait_tensor(y)
-    return y * 2
-
-
-@torch.compiler.nested_compile_region
-def region_that_returns_what_it_waited_for(y):
-    return c10d.wait_tensor(y)
-
-
-class SquareThatWaits(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y):
-        c10d.wait_tensor(y)
-        ctx.save_for_backward(y)
-        return y * y
-
-    @staticmethod
-    def backward(ctx, grad):
-        (y,) = ctx.saved_tensors
-        return 2 * y * grad
-
-
-class TestBodies(LazyGroupTestCase):
+class TestBodies(Bodies, LazyGroupTestCase):
     """Waits inside the bodies of higher-order ops, on their inputs and on their own tensors."""
 
-    def all_reduce(self, x):
-        return c10d.all_reduce(x * 1, "sum", self.group)
-
-    def cond(self, x):
-        def double(x):
-            y = self.all_reduce(x)
-            c10d.wait_tensor(y)
-            return y * 2
-
-        return torch.cond(x.sum() > 0, double, lambda x: x * 3, (x,))
-
-    def cond_on_input(self, x):
-        return torch.cond(
-            x.sum() > 0,
-            lambda y: c10d.wait_tensor(y) * 2,
-            lambda y: c10d.wait_tensor(y) * 3,
-            (self.all_reduce(x),),
-        )
-
-    def cond_that_returns_its_input(self, x):
-        return torch.cond(
-            x.sum() > 0,
-            lambda y: c10d.wait_tensor(y),
-            lambda y: c10d.wait_tensor(y) * 3,
-            (self.all_reduce(x * 2),),
-        )
-
-    def while_loop(self, x):
-        _, y = while_loop(
-            lambda i, x: i < 1,
-            lambda i, x: (i + 1, c10d.wait_tensor(self.all_reduce(x)) * 2),
-            (torch.tensor(0), x),
-        )
-        return y
-
-    def while_loop_on_input(self, x):
-        _, y = while_loop(
-            lambda i, y: i < 1,
-            lambda i, y: (i + 1, c10d.wait_tensor(y) * 2),
-            (torch.tensor(0), self.all_reduce(x)),
-        )
-        return y
-
-    def map(self, x):
-        return hop_map(lambda x: c10d.wait_tensor(self.all_reduce(x)) * 2, x)
-
-    def scan(self, x):
-        def combine(carry, x):
-            y = self.all_reduce(x)
-            c10d.wait_tensor(y)
-            return carry + y, y * 2
-
-        _, ys = scan(combine, torch.zeros(()), x)
-        return ys
-
-    def invoke_subgraph(self, x):
-        return region_that_waits(self.all_reduce(x))
-
-    def invoke_subgraph_that_returns_its_input(self, x):
-        return region_that_returns_what_it_waited_for(self.all_reduce(x)) * 2
-
-    def checkpoint(self, x):
-        def double(x):
-            y = self.all_reduce(x)
-            c10d.wait_tensor(y)
-            return y * 2
-
-        return torch.utils.checkpoint.checkpoint(double, x, use_reentrant=False)
-
-    def checkpoint_that_recomputes(self, x):
-        # On stock the recomputed wait is dropped, and the gradient is a NaN.
-        def square(x):
-            y = self.all_reduce(x)
-            c10d.wait_tensor(y)
-            return y * y
-
-        return torch.utils.checkpoint.checkpoint(square, x, use_reentrant=False) / x * 2
-
-    def autograd_function(self, x):
-        return SquareThatWaits.apply(self.all_reduce(x)) / x * 2
-
-    @parametrize(
-        "body",
-        [
-            subtest(body, body.__name__)
-            for body in (
-                cond,
-                cond_on_input,
-                cond_that_returns_its_input,
-                while_loop,
-                while_loop_on_input,
-                map,
-                scan,
-                invoke_subgraph,
-                invoke_subgraph_that_returns_its_input,
-                checkpoint,
-                checkpoint_that_recomputes,
-                autograd_function,
-            )
-        ],
-    )
+    @parametrize("body", [subtest(body, name) for name, body in BODIES.items()])
     @parametrize("backend", ["aot_eager", "inductor"])
     @parametrize("grad", [False, True])
     def test(self, body, backend, grad):
         x = (torch.arange(4.0) + 1).requires_grad_(grad)
         fn = torch.compile(lambda x: body(self, x), backend=backend, fullgraph=True)
+        if body is BODIES["effectful_op"]:
+            if grad:
+                self.skipTest("with_effects has no backward for an op without a formula")
+            self.enterContext(self.effects())
         result = fn(x)
         self.assertEqual(result.detach(), 2 * x.detach())
         if grad:

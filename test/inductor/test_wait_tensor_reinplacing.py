@@ -37,10 +37,15 @@ from torch._inductor.fx_passes.post_grad import (
     decompose_auto_functionalized,
     decompose_triton_kernel_wrapper_functional,
 )
+from torch._inductor.utils import run_and_get_code
 from torch.fx._wait_tensor import is_wait_tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.common_distributed import MultiProcContinuousTest
-from torch.testing._internal.common_utils import run_tests
+from torch.testing._internal.common_utils import (
+    instantiate_parametrized_tests,
+    parametrize,
+    run_tests,
+)
 from torch.utils._ordered_set import OrderedSet
 
 
@@ -48,6 +53,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "distributed"))
 sys.path.insert(0, str(Path(__file__).parent))
 from lazy_process_group import pending, work_registry_size
 from stock_torch import require_patched
+from wait_tensor_bodies import BODIES, Bodies
 from wait_tensor_graphs import copied, difference, observe, reinplace
 
 
@@ -130,7 +136,7 @@ def launched(out: torch.Tensor) -> torch.Tensor:
 KERNEL = Kernel()
 
 
-class TestReinplacing(MultiProcContinuousTest):
+class TestReinplacing(Bodies, MultiProcContinuousTest):
     world_size = 2
 
     @classmethod
@@ -200,12 +206,12 @@ class TestReinplacing(MultiProcContinuousTest):
         gm = make_fx(fn, tracing_mode=tracing)(*args)
         return gm, next(iter(gm.graph.nodes)).meta["val"].fake_mode
 
-    def all_reduce(self, x):
+    def started(self, x):
         return c10d.all_reduce(x, "sum", self.group)
 
     def test_an_intermediate(self):
         def fn(x):
-            y = self.all_reduce(x)
+            y = self.started(x)
             return wait(y) + 1
 
         self.check(
@@ -222,7 +228,7 @@ class TestReinplacing(MultiProcContinuousTest):
 
     def test_the_unwaited_output_is_used_after_the_wait(self):
         def fn(x):
-            y = self.all_reduce(x)
+            y = self.started(x)
             w = wait(y)
             return y, y.view(2, 2), w + y
 
@@ -399,7 +405,7 @@ class TestReinplacing(MultiProcContinuousTest):
 
     def test_the_unwaited_output_escapes_too(self):
         def fn(x):
-            y = self.all_reduce(x)
+            y = self.started(x)
             return wait(y), y
 
         self.check(
@@ -415,7 +421,7 @@ class TestReinplacing(MultiProcContinuousTest):
 
     def test_several_waits_escape(self):
         def fn(x):
-            y = self.all_reduce(x)
+            y = self.started(x)
             w = wait(y)
             return w, wait(w), wait(y)
 
@@ -435,7 +441,7 @@ class TestReinplacing(MultiProcContinuousTest):
 
     def test_an_escaping_intermediate(self):
         def fn(x):
-            y = self.all_reduce(x)
+            y = self.started(x)
             return wait(y).view(2, 2)
 
         self.check(
@@ -453,7 +459,7 @@ class TestReinplacing(MultiProcContinuousTest):
     def test_ops_after_the_wait_know_what_it_made_alias(self):
         # On y the update may be in place. On x it must not: x is the caller's.
         def fn(x, i, v):
-            y = self.all_reduce(x)
+            y = self.started(x)
             return (
                 aten.index_put(wait(y), [i], v),
                 aten.index_put(wait(x), [i], v),
@@ -479,7 +485,7 @@ class TestReinplacing(MultiProcContinuousTest):
     def test_an_update_keeps_off_a_live_alias(self):
         # y is read last, so index_put must not write to the memory it shares with w.
         def fn(x, i, v):
-            y = self.all_reduce(x)
+            y = self.started(x)
             w = wait(y)
             return aten.index_put(w, [i], v), y + 1
 
@@ -523,7 +529,7 @@ class TestReinplacing(MultiProcContinuousTest):
 
     def test_saved_for_backward_is_no_escape(self):
         def fn(x):
-            y = self.all_reduce(x)
+            y = self.started(x)
             return wait(y), y, wait(x)
 
         def save_all_but_first(gm):
@@ -627,7 +633,7 @@ class TestReinplacing(MultiProcContinuousTest):
 
     def test_a_view_of_a_view(self):
         def fn(x):
-            y = self.all_reduce(x)
+            y = self.started(x)
             w = wait(y[1:].view(-1)[::2])
             return w + 1, y * 2
 
@@ -649,7 +655,7 @@ class TestReinplacing(MultiProcContinuousTest):
 
     def test_a_view_taken_before_the_wait(self):
         def fn(x):
-            y = self.all_reduce(x)
+            y = self.started(x)
             view = y.view(2, 2)
             w = wait(y)
             return view + 1, w * 2
@@ -670,7 +676,7 @@ class TestReinplacing(MultiProcContinuousTest):
 
     def test_as_strided(self):
         def fn(x):
-            y = self.all_reduce(x)
+            y = self.started(x)
             w = wait(aten.as_strided(y, (2, 2), (4, 1), 1))
             return aten.as_strided(w, (3,), (1,), 1) + 1, y + 1
 
@@ -691,7 +697,7 @@ class TestReinplacing(MultiProcContinuousTest):
 
     def test_another_dtype(self):
         def fn(x):
-            y = self.all_reduce(x)
+            y = self.started(x)
             w = wait(y.view(torch.int32))
             return w + 1, y + 1, w.view(torch.float32) * 2
 
@@ -715,7 +721,7 @@ class TestReinplacing(MultiProcContinuousTest):
 
     def test_view_as_real(self):
         def fn(x):
-            y = self.all_reduce(torch.view_as_real(x))
+            y = self.started(torch.view_as_real(x))
             w = wait(y)
             return torch.view_as_complex(w) * 2, torch.view_as_complex(y).real + 1
 
@@ -739,7 +745,7 @@ class TestReinplacing(MultiProcContinuousTest):
 
     def test_the_complex_view_is_waited_on(self):
         def fn(x):
-            y = self.all_reduce(torch.view_as_real(x))
+            y = self.started(torch.view_as_real(x))
             w = wait(torch.view_as_complex(y))
             return w * 2, y + 1
 
@@ -784,7 +790,7 @@ class TestReinplacing(MultiProcContinuousTest):
     def test_non_overlapping_views_are_updated(self):
         # Both halves live in the storage that was waited for, and y is not read again.
         def fn(x, v):
-            y = self.all_reduce(x)
+            y = self.started(x)
             w = wait(y[:2])
             return aten.slice_scatter(y, w + v, 0, 2, 4)
 
@@ -807,7 +813,7 @@ class TestReinplacing(MultiProcContinuousTest):
 
     def test_a_half_is_waited_on_and_the_other_updated(self):
         def fn(x, i, v):
-            y = self.all_reduce(x)
+            y = self.started(x)
             w = wait(y[:2])
             return aten.index_put(y[2:], [i], v), w + 1
 
@@ -831,7 +837,7 @@ class TestReinplacing(MultiProcContinuousTest):
 
     def test_an_overlapping_part_is_updated(self):
         def fn(x, i, v):
-            y = self.all_reduce(x)
+            y = self.started(x)
             w = wait(y[:3])
             return aten.index_put(y[2:], [i], v), w + 1
 
@@ -940,7 +946,7 @@ class TestReinplacing(MultiProcContinuousTest):
     def test_a_collective_on_a_waited_tensor(self):
         # The second all_reduce may reuse the first one's buffer, for nothing reads it again.
         def fn(x):
-            return wait(self.all_reduce(wait(self.all_reduce(x * 2)))) + 1
+            return wait(self.started(wait(self.started(x * 2)))) + 1
 
         self.check(
             fn,
@@ -962,8 +968,8 @@ class TestReinplacing(MultiProcContinuousTest):
 
     def test_a_collective_on_a_waited_tensor_that_lives_on(self):
         def fn(x):
-            w = wait(self.all_reduce(x))
-            return wait(self.all_reduce(w)) + 1, w
+            w = wait(self.started(x))
+            return wait(self.started(w)) + 1, w
 
         self.check(
             fn,
@@ -1011,7 +1017,7 @@ class TestReinplacing(MultiProcContinuousTest):
 
     def test_dynamic_sizes(self):
         def fn(x):
-            y = self.all_reduce(x)
+            y = self.started(x)
             w = wait(y[1:])
             return w + 1, y.view(-1) * y.size(0)
 
@@ -1035,7 +1041,7 @@ class TestReinplacing(MultiProcContinuousTest):
     def test_unbacked_sizes(self):
         def fn(x):
             picked = x[x.nonzero().squeeze(1)]
-            y = self.all_reduce(picked)
+            y = self.started(picked)
             w = wait(y)
             return w + y, y[:1] * 2
 
@@ -1136,7 +1142,7 @@ class TestReinplacing(MultiProcContinuousTest):
 
     def test_a_custom_op_on_a_waited_tensor(self):
         def fn(x):
-            w = wait(self.all_reduce(x))
+            w = wait(self.started(x))
             return auto_functionalized_v2(torch.ops.test_wait_tensor.double_.default, _x_base_index=0, _all_bases=[w])[
                 1
             ]
@@ -1159,7 +1165,7 @@ class TestReinplacing(MultiProcContinuousTest):
 
     def test_a_custom_op_while_the_unwaited_tensor_lives_on(self):
         def fn(x):
-            y = self.all_reduce(x)
+            y = self.started(x)
             doubled = auto_functionalized_v2(
                 torch.ops.test_wait_tensor.double_.default,
                 _x_base_index=0,
@@ -1189,7 +1195,7 @@ class TestReinplacing(MultiProcContinuousTest):
 
     def test_a_triton_kernel_on_a_waited_tensor(self):
         def fn(x):
-            return launched(wait(self.all_reduce(x)))
+            return launched(wait(self.started(x)))
 
         with triton():
             self.check(
@@ -1209,7 +1215,7 @@ class TestReinplacing(MultiProcContinuousTest):
 
     def test_a_triton_kernel_while_the_unwaited_tensor_lives_on(self):
         def fn(x):
-            y = self.all_reduce(x)
+            y = self.started(x)
             return launched(wait(y)), y + 1
 
         with triton():
@@ -1234,9 +1240,24 @@ class TestReinplacing(MultiProcContinuousTest):
 
     # Bodies
 
+    @parametrize("name", [n for n in BODIES if n != "checkpoint"])
+    def test_body(self, name):
+        """The other bodies have graphs of their own; here their values, on two ranks."""
+        torch._dynamo.reset()
+        x = (torch.arange(4.0) + 1) * (self.rank + 1)
+        total = (torch.arange(4.0) + 1) * 3
+        squares = name in ("checkpoint_that_recomputes", "autograd_function")
+        with self.effects() if name == "effectful_op" else contextlib.nullcontext():
+            fn = torch.compile(lambda x: BODIES[name](self, x), fullgraph=True)
+            result, codes = run_and_get_code(fn, x.clone())
+        self.assertEqual(result, 2 * total * (total / x if squares else 1))
+        for code in codes:
+            self.assertNotIn("_wait_tensor_functional.default(", code)
+        self.assertEqual(pending(), 0)
+
     def test_the_body_of_control_deps(self):
         def fn(x, z):
-            y = self.all_reduce(x)
+            y = self.started(x)
             z = z * 2
             return wait(y)[1:] + 1, z
 
@@ -1278,6 +1299,9 @@ class TestReinplacing(MultiProcContinuousTest):
         self.assertIn("candidates=1, remain copies=['wait_tensor']", logs.output[0])
         self.assertEqual(ReinplaceCounters.get_total_missed(), 1)
         self.assertEqual(ReinplaceCounters.get_total_missed_bytes(), 16)
+
+
+instantiate_parametrized_tests(TestReinplacing)
 
 
 if __name__ == "__main__":
