@@ -24,6 +24,9 @@ def _(x):
     return torch.empty_like(x)
 
 
+note.register_autograd(lambda ctx, grad: grad)
+
+
 @torch.compiler.nested_compile_region
 def region_that_waits(y):
     c10d.wait_tensor(y)
