@@ -446,6 +446,25 @@ def forward(self, arg0_1, arg1_1, arg2_1):
         for op in (collective, "wait_tensor"):
             FileCheck().check_count(f"c10d_functional.{op}", 1, exactly=True).run(code)
 
+    @parametrize("collective", ["all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce"])
+    def test_two_waits_on_one_collective_are_no_bucket(self, collective):
+        # The partitioner's CSE makes one collective of two equal ones, and keeps both
+        # waits. Merging asserts that a collective has one user.
+        def fn(x):
+            op, args = getattr(c10d, collective), () if "gather" in collective else ("sum",)
+            args += (self.group,) if collective == "all_reduce" else (2, self.group)
+            a, b = op(x, *args), op(x, *args)
+            c10d.wait_tensor(a)
+            c10d.wait_tensor(b)
+            return b
+
+        bucket = collective.replace("_into", "").replace("_tensor", "")
+        with config.patch({f"bucket_{bucket}s_fx": "all"}):
+            compiled = torch.compile(fn, fullgraph=True)
+            _, (code,) = run_and_get_code(compiled, torch.ones(4, requires_grad=True))
+        for op, count in ((collective, 1), ("wait_tensor", 2)):
+            self.assertEqual(len(re.findall(rf"_c10d_functional\.{op}_?\.default\(", code)), count)
+
 
 class TestFSDP(FakeGroupTestCase):
     def test_dedup_reduce_scatters(self):
