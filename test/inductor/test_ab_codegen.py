@@ -9,6 +9,7 @@ The whole list, more worlds, more configurations, and two real ranks:
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from torch.testing._internal.common_utils import run_tests, TestCase
 
@@ -126,6 +127,8 @@ class TestComparison(TestCase):
 
 
 class TestStockAndPatched(TestCase):
+    # Two minutes of CPU time; a busy machine stretches them.
+    @pytest.mark.timeout(1200)
     def test_code(self):
         results = ab_codegen.run(
             ab_codegen.Options(
