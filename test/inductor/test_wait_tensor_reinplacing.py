@@ -1140,6 +1140,29 @@ class TestReinplacing(Bodies, MultiProcContinuousTest):
       return mul""",
         )
 
+    def test_a_second_wait_on_what_the_first_one_copied(self):
+        def fn(x):
+            w = wait(x)
+            again = wait(w)
+            x.copy_(again + 1)
+            return w * 2, again
+
+        self.check(
+            fn,
+            ones(4),
+            flying=[0],
+            copies=1,
+            expected="""\
+  def forward(self, x_1):
+      wait_tensor = _c10d_functional._wait_tensor_functional(x_1)
+-     wait_tensor_1 = _c10d_functional._wait_tensor_functional(wait_tensor)
++     wait_tensor_1 = _c10d_functional.wait_tensor(wait_tensor)
+      add = aten.add.Tensor(wait_tensor_1, 1)
+      copy_ = aten.copy_(x_1, add)
+      mul = aten.mul.Tensor(wait_tensor, 2)
+      return (mul, wait_tensor_1)""",
+        )
+
     def test_a_custom_op_on_a_waited_tensor(self):
         def fn(x):
             w = wait(self.started(x))

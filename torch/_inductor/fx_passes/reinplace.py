@@ -110,45 +110,48 @@ def _from_first_copy(graph: torch.fx.Graph) -> Iterator[torch.fx.Node]:
 def _waits_that_must_copy(
     graph: torch.fx.Graph, waits: Sequence[torch.fx.Node]
 ) -> OrderedSet[torch.fx.Node]:
-    position = {wait: i for i, wait in enumerate(waits)}
-    taken_by = {get_node_storage(wait): wait for wait in waits}
-    memory = _merged_storages(waits)
-
     inputs = OrderedSet(n for n in graph.nodes if n.op in ("placeholder", "get_attr"))
     reported = OrderedSet[int | None]()
-    overwritten = OrderedSet[int | None]()
-    read_late = []
+    # When, by storage: something else is copied to it, and it is read for the last time.
+    overwritten: dict[int | None, int] = {}
+    last_read: dict[int | None, int] = {}
+    waited = OrderedSet(waits)
     # AOTAutograd copies to inputs at the end, so this is a walk from there.
-    for node in _from_first_copy(graph):
+    for when, node in enumerate(_from_first_copy(graph)):
         read = node.all_input_nodes
         if node.target is aten.copy_.default and node.args[0] in inputs:
             dst, src = node.args[:2]
             reported.add(get_node_storage(dst))
-            if not _is_waited(src, dst, position):
-                overwritten.add(get_node_storage(dst))
+            if not _is_waited(src, dst, waited):
+                overwritten.setdefault(get_node_storage(dst), when)
             read = [src]
-        read_late += [n for n in read if memory.get(get_node_storage(n)) in overwritten]
+        last_read.update((get_node_storage(n), when) for n in read)
 
+    outputs = graph.output_node().all_input_nodes
     may_share = _may_share_memory(graph.output_node())
-    # For each memory, the storages that are merged in it and seen from outside.
-    merged: dict[int | None, OrderedSet[int | None]] = defaultdict(OrderedSet)
-    for node in (*inputs, *read_late, *graph.output_node().all_input_nodes):
-        storage = get_node_storage(node)
-        home = memory.get(storage, storage)
-        if storage in reported or (node in may_share and home not in overwritten):
-            continue
-        merged[home].add(storage)
-    for home in overwritten:
-        merged[home].add(home)
+    leaving = OrderedSet(map(get_node_storage, outputs))
+    owners = (*inputs, *(n for n in outputs if n not in may_share))
+    owned = OrderedSet(map(get_node_storage, owners)) - reported
 
     must_copy = OrderedSet[torch.fx.Node]()
-    for storages in merged.values():
-        # Whichever was there first may stay: one that no wait took there, or else
-        # the one that the first wait did.
-        late = sorted(position[taken_by[s]] for s in storages if s in taken_by)
-        if len(late) == len(storages):
-            late = late[1:]
-        must_copy.update(waits[i] for i in late)
+    # Where each storage ends up, and the places that somebody owns.
+    memory: dict[int | None, int | None] = {}
+    taken = OrderedSet(owned)
+    for wait in waits:
+        storage = get_node_storage(wait)
+        origin = get_node_storage(_waited_tensor(wait))
+        home = memory.get(origin, origin)
+        if home in overwritten:
+            late = last_read.get(storage, -1) >= overwritten[home]
+            copies = late or storage in leaving
+        else:
+            copies = storage in owned and home in taken
+        if copies:
+            must_copy.add(wait)
+            home = storage
+        memory[storage] = home
+        if storage in owned:
+            taken.add(home)
     return must_copy
 
 
