@@ -28,7 +28,7 @@ from torch.testing._internal.common_utils import run_tests, TestCase
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "distributed"))
 import wait_tensor_graphs
-from lazy_process_group import lazy_group, pending
+from lazy_process_group import lazy_group, pending, reset
 from torch.utils._ordered_set import OrderedSet
 from wait_tensor_graphs import copied, difference, observe
 
@@ -146,6 +146,9 @@ class Draw:
             self.add(index)
             values = self.draw(self.tensors(True, (2, 4)) or [None])
             if values is not None:
+                # Upstream's general rule updates a tensor in place also where another
+                # argument is a view of it, which eager mode refuses.
+                values = self.add(self.call(aten.mul.Tensor, values, 0.5))
                 self.add(
                     self.call(aten.index_put.default, self.draw(bases), [index], values)
                 )
@@ -206,6 +209,8 @@ class TestRandomGraphs(TestCase):
             return wait_tensor_graphs.reinplace(copied(code), drawn.fakes), copying
 
     def check(self, data):
+        # What raises below leaves its later waits undone; what fails here may do so, too.
+        reset()
         drawn = Draw(data, self.group)
         for _ in range(data.draw(st.integers(1, 2))):
             drawn.input()
