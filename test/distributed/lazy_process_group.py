@@ -14,17 +14,20 @@ the poison is NaN, which arithmetic carries through to the end of the program.
 For integers it is the extreme that is not zero, for bool it is True. Those can
 be right answers too: choose inputs for which they are not.
 
-A collective's input is read when the collective is issued. What happens to it
-between then and the wait is not observed, so this finds early reads of an output,
-not early writes to an input. A second collective on an output that nobody waited
+A collective's input is read when the collective is issued. What is written to it, or to
+an output, between then and the wait is found at the wait (`overwritten`), where memory that
+was freed too early and used again shows too. A second collective on an output that nobody waited
 for counts as an early read, also where a real backend would have queued the two.
 """
 
 import contextlib
+import sys
 import threading
 import warnings
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -37,14 +40,25 @@ from torch._C._distributed_c10d import (
 )
 
 
+sys.path.insert(0, str(Path(__file__).parent))
+from lazy_fate import Fate, Script, Shown
+from lazy_peers import GlooPeers, raw, SimulatedPeers
+from lazy_record import Entry, issued, overwritten, pending, record, reset, waited
+
+
 __all__ = [
+    "Fate",
     "is_poison",
     "issued",
     "lazy_group",
     "LazyProcessGroup",
+    "overwritten",
     "pending",
     "poison",
+    "record",
     "reset",
+    "Script",
+    "Shown",
     "waited",
     "work_registry_size",
 ]
@@ -74,41 +88,6 @@ def is_poison(tensor: torch.Tensor) -> bool:
     return bool((tensor == poison(tensor.dtype)).all())
 
 
-class _Ledger:
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.issued = 0
-        self.waited = 0
-
-
-_ledger = _Ledger()
-
-
-def issued() -> int:
-    """Works issued since the last reset, by every lazy group of this process."""
-    return _ledger.issued
-
-
-def waited() -> int:
-    """How many of those were waited for; waiting twice counts once."""
-    return _ledger.waited
-
-
-def pending() -> int:
-    """How many of those were not, including the ones nobody can reach any more."""
-    ledger = _ledger
-    with ledger.lock:
-        return ledger.issued - ledger.waited
-
-
-def reset() -> None:
-    """Count from zero. Works issued earlier still complete, but are not counted."""
-    # Each Work keeps the ledger it was entered in, so a late wait cannot make the
-    # new counts negative.
-    global _ledger
-    _ledger = _Ledger()
-
-
 def work_registry_size() -> int:
     """Works that c10d holds on behalf of tensors not yet passed to wait_tensor.
 
@@ -117,52 +96,78 @@ def work_registry_size() -> int:
     return _get_work_registry_size()
 
 
-def _lazy_work(
-    results: list[tuple[torch.Tensor, torch.Tensor]],
-    transfer: dist.Work | None = None,
-) -> dist.Work:
-    """Poison the first tensor of each pair; the Work's wait copies the second there.
+class _LazyWork:
+    """Poisons what the caller sees of a collective, and gives it out when it is waited for."""
 
-    ``transfer`` is what has to finish before the second ones are final.
-    """
-    ledger = _ledger
-    lock = threading.Lock()
-    done = False
+    def __init__(
+        self,
+        entry: Entry,
+        group: "LazyProcessGroup",
+        results: list[tuple[torch.Tensor, torch.Tensor]],
+        inputs: Sequence[torch.Tensor],
+        transfer: dist.Work | None,
+    ) -> None:
+        self.entry = entry
+        self.record = record()
+        self.script = group.script
+        self.aborted = group.aborted
+        self.timeout = group.timeout
+        self.results = results
+        # A real backend, too, keeps its inputs until it has read them, and expects them unchanged.
+        written = {t.untyped_storage().data_ptr() for t, _ in results}
+        self.inputs = [
+            (t.data, _snapshot(t))
+            for t in inputs
+            if t.untyped_storage().data_ptr() not in written
+        ]
+        self.transfer = transfer
+        self.lock = threading.RLock()
+        # These writes go through `.data`, since autograd does not see what a backend writes.
+        # Else the wait would bump the version of a tensor already saved for backward, and
+        # backward would raise where it should read.
+        at_once = self.script.shown is Shown.AT_ONCE
+        for visible, result in results:
+            visible.data.copy_(result) if at_once else visible.data.fill_(poison(visible.dtype))
+        if at_once:
+            self.results = []
 
-    def finish(timeout: timedelta) -> bool:
-        nonlocal done, transfer
-        with lock:
-            if done:
-                return True
-            if transfer is not None:
-                transfer.wait(timeout)
-            for visible, result in results:
-                visible.data.copy_(result)
-            done = True
-            # Whoever still holds the Work should not hold the tensors too.
-            results.clear()
-            transfer = None
-        with ledger.lock:
-            ledger.waited += 1
+    def wait(self, timeout: timedelta) -> bool:
+        self.entry.waiters.append(threading.current_thread().name)
+        if not self.entry.done and self.script.order is not None:
+            for entry in self.script.order(self.record.pending()):
+                if finish := entry.finish():
+                    finish(timeout)
+        self.finish(timeout)
         return True
 
-    # This write and the one at the wait go through `.data`, since autograd does not see
-    # what a backend writes. Else the wait would bump the version of a tensor already
-    # saved for backward, and backward would raise where it should read.
-    for visible, _ in results:
-        visible.data.fill_(poison(visible.dtype))
-    with ledger.lock:
-        ledger.issued += 1
+    def finish(self, timeout: timedelta) -> None:
+        with self.lock:
+            if self.entry.done:
+                return
+            self.meet_fate(timeout)
+            if self.transfer is not None:
+                self.transfer.wait(timeout)
+            if any(_bytes_differ(t, was) for t, was in self.inputs):
+                self.entry.overwritten.append("input")
+            if not all(is_poison(visible) for visible, _ in self.results):
+                self.entry.overwritten.append("output")
+            for visible, result in self.results:
+                visible.data.copy_(result)
+            self.record.complete(self.entry)
+            # Whoever still holds the Work should not hold the tensors too.
+            self.results, self.inputs, self.transfer = [], [], None
 
-    # c10d's registry holds a C++ Work. This one owns its callback, whereas an
-    # instance of a Python subclass of Work would lose its `wait` as soon as the
-    # Python half was collected.
-    work = PythonCallbackWork(finish)
-    if _allow_inflight_collective_as_graph_input():
-        # c10d does this in the method that a Python group overrides.
-        for visible, _ in results:
-            _register_work(visible, work)
-    return work
+    def meet_fate(self, timeout: timedelta) -> None:
+        fate = self.script.fate(self.entry) if self.script.fate else Fate()
+        what = f"{self.entry.collective} number {self.entry.number} of group {self.entry.group}"
+        # c10d waits with a timeout of zero where it means the group's.
+        limit = (timeout or self.timeout).total_seconds()
+        if self.aborted.wait(limit if fate.never else min(fate.delay, limit)):
+            raise RuntimeError(f"{what} was aborted")
+        if fate.never or fate.delay > limit:
+            raise RuntimeError(f"{what} timed out after {limit} s")
+        if fate.error is not None:
+            raise fate.error
 
 
 def _snapshot(tensor: torch.Tensor) -> torch.Tensor:
@@ -173,28 +178,62 @@ def _buffer(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(tensor.data, memory_format=torch.contiguous_format)
 
 
-def _raw(tensor: torch.Tensor) -> torch.Tensor:
-    # Gloo refuses dtypes that it cannot add up, also where it would only move them.
-    # The first dimension stays, since all_to_all splits it.
-    return torch.atleast_1d(tensor).unsqueeze(-1).flatten(1).view(torch.uint8)
+def _bytes_differ(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    # NaN differs from itself, its bytes do not.
+    return not torch.equal(raw(_snapshot(tensor)), raw(other))
 
 
 class LazyProcessGroup(dist.ProcessGroup):
-    """Gloo computes, `_lazy_work` withholds.
+    """The peers compute, `_LazyWork` withholds.
 
     The group has no c10d backend on purpose: a collective that is not implemented
     here then fails, where with one it would silently complete early.
     """
 
     def __init__(
-        self, store: dist.Store, rank: int, world_size: int, timeout: timedelta
+        self,
+        store: dist.Store,
+        rank: int,
+        world_size: int,
+        timeout: timedelta,
+        peers: SimulatedPeers | None = None,
     ) -> None:
         super().__init__(rank, world_size)
-        self._gloo = dist.ProcessGroupGloo(
-            dist.PrefixStore("lazy", store), rank, world_size, timeout
-        )
+        self.peers = peers or GlooPeers(store, rank, world_size, timeout)
+        self.timeout = timeout
+        self.script = Script()
+        self.aborted = threading.Event()
         self._name = ""
         self._desc = ""
+
+    def work(
+        self,
+        collective: str,
+        results: list[tuple[torch.Tensor, torch.Tensor]],
+        inputs: Sequence[torch.Tensor] = (),
+        transfer: dist.Work | None = None,
+    ) -> dist.Work:
+        """Poison the first tensor of each pair; the Work's wait copies the second there.
+
+        ``transfer`` is what has to finish before the second ones are final.
+        """
+        visible = [t for t, _ in results]
+        entry = record().enter(collective, self._name, self.rank(), visible)
+        lazy = _LazyWork(entry, self, results, inputs, transfer)
+        entry.finish = weakref.WeakMethod(lazy.finish)
+        # c10d's registry holds a C++ Work. This one owns its callback, whereas an
+        # instance of a Python subclass of Work would lose its `wait` as soon as the
+        # Python half was collected.
+        work = PythonCallbackWork(lazy.wait)
+        if _allow_inflight_collective_as_graph_input():
+            # c10d does this in the method that a Python group overrides.
+            for t in visible:
+                _register_work(t, work)
+        return work
+
+    def abort(self) -> None:
+        """Every wait that has not ended, or not begun, raises."""
+        self.aborted.set()
 
     def getBackendName(self) -> str:
         return "lazy"
@@ -215,9 +254,7 @@ class LazyProcessGroup(dist.ProcessGroup):
     def _reduced(self, tensor: torch.Tensor, op: dist.ReduceOp) -> torch.Tensor:
         result = _snapshot(tensor)
         average = op == dist.ReduceOp.AVG
-        opts = dist.AllreduceOptions()
-        opts.reduceOp = dist.ReduceOp.SUM if average else op
-        self._gloo.allreduce([result], opts).wait()
+        self.peers.reduce(result, dist.ReduceOp.SUM if average else op)
         if average:
             exact = result.is_floating_point() or result.is_complex()
             result.div_(self.size(), rounding_mode=None if exact else "trunc")
@@ -225,8 +262,7 @@ class LazyProcessGroup(dist.ProcessGroup):
 
     def _gathered(self, output: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
         result = _buffer(output)
-        sent = _raw(_snapshot(input)).flatten()
-        self._gloo._allgather_base(_raw(result).flatten(), sent).wait()
+        self.peers.gather(result, _snapshot(input))
         return result
 
     def _scattered(
@@ -240,7 +276,8 @@ class LazyProcessGroup(dist.ProcessGroup):
         tensors: list[torch.Tensor],
         opts: dist.AllreduceOptions = dist.AllreduceOptions(),
     ) -> dist.Work:
-        return _lazy_work([(t, self._reduced(t, opts.reduceOp)) for t in tensors])
+        results = [(t, self._reduced(t, opts.reduceOp)) for t in tensors]
+        return self.work("allreduce", results)
 
     allreduce_coalesced = allreduce
 
@@ -251,8 +288,8 @@ class LazyProcessGroup(dist.ProcessGroup):
     ) -> dist.Work:
         results = [(t, _snapshot(t)) for t in tensors]
         for _, result in results:
-            self._gloo.broadcast([_raw(result)], opts).wait()
-        return _lazy_work(results)
+            self.peers.broadcast(result, opts)
+        return self.work("broadcast", results)
 
     def all_gather_single(
         self,
@@ -269,7 +306,8 @@ class LazyProcessGroup(dist.ProcessGroup):
         opts: AllgatherOptions | None = None,
     ) -> dist.Work:
         pairs = zip(outputs, inputs, strict=True)
-        return _lazy_work([(o, self._gathered(o, i)) for o, i in pairs])
+        results = [(o, self._gathered(o, i)) for o, i in pairs]
+        return self.work("allgather", results, inputs)
 
     def allgather(
         self,
@@ -281,7 +319,7 @@ class LazyProcessGroup(dist.ProcessGroup):
         for outputs, input in zip(output_lists, inputs, strict=True):
             whole = input.new_empty((len(outputs), *input.shape))
             results += zip(outputs, self._gathered(whole, input), strict=True)
-        return _lazy_work(results)
+        return self.work("allgather", results, inputs)
 
     def reduce_scatter_single(
         self,
@@ -298,7 +336,8 @@ class LazyProcessGroup(dist.ProcessGroup):
         opts: dist.ReduceScatterOptions = dist.ReduceScatterOptions(),
     ) -> dist.Work:
         pairs = zip(outputs, inputs, strict=True)
-        return _lazy_work([(o, self._scattered(o, i, opts.reduceOp)) for o, i in pairs])
+        results = [(o, self._scattered(o, i, opts.reduceOp)) for o, i in pairs]
+        return self.work("reduce_scatter", results, inputs)
 
     def reduce_scatter(
         self,
@@ -318,26 +357,23 @@ class LazyProcessGroup(dist.ProcessGroup):
         opts: dist.AllToAllOptions | None = None,
     ) -> dist.Work:
         result = _buffer(output)
-        self._gloo.alltoall_base(
-            _raw(result), _raw(_snapshot(input)), output_splits, input_splits
-        ).wait()
-        return _lazy_work([(output, result)])
+        self.peers.exchange(result, _snapshot(input), output_splits, input_splits)
+        return self.work("alltoall", [(output, result)], [input])
 
     # These return before their peers arrive, and may have to: two ranks that each send
     # first and receive next would otherwise wait for each other. So it is at the wait
-    # that gloo finishes them.
+    # that the peers finish them.
     def send(self, tensors: list[torch.Tensor], dst: int, tag: int) -> dist.Work:
-        return _lazy_work(
-            [], self._gloo.send([_raw(_snapshot(t)) for t in tensors], dst, tag)
-        )
+        sent = self.peers.send([_snapshot(t) for t in tensors], dst, tag)
+        return self.work("send", [], tensors, sent)
 
     def recv(self, tensors: list[torch.Tensor], src: int, tag: int) -> dist.Work:
         results = [(t, _buffer(t)) for t in tensors]
-        received = [_raw(result) for _, result in results]
-        return _lazy_work(results, self._gloo.recv(received, src, tag))
+        received = self.peers.recv([result for _, result in results], src, tag)
+        return self.work("recv", results, transfer=received)
 
     def barrier(self, opts: dist.BarrierOptions = dist.BarrierOptions()) -> dist.Work:
-        return _lazy_work([], self._gloo.barrier(opts))
+        return self.work("barrier", [], transfer=self.peers.barrier(opts))
 
     # The older names, which callers in Python still use.
     _allgather_base = all_gather_single
@@ -371,7 +407,21 @@ with warnings.catch_warnings():
     warnings.filterwarnings("ignore", "Warning only once for all operators")
     _c10d.impl("_allgather_base_", _allgather_base_, "CPU", allow_override=True)
 
+def _simulated(options, _) -> LazyProcessGroup:
+    ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
+    return LazyProcessGroup(
+        options.store,
+        options.group_rank,
+        options.group_size,
+        options.timeout,
+        SimulatedPeers(ranks),
+    )
+
+
 dist.Backend.register_backend("lazy", LazyProcessGroup, devices=["cpu"])
+dist.Backend.register_backend(
+    "simulated", _simulated, extended_api=True, devices=["cpu"]
+)
 
 
 @contextlib.contextmanager
@@ -381,19 +431,27 @@ def lazy_group(
     store: dist.Store | None = None,
     *,
     allow_pending: bool = False,
+    simulated: bool = False,
+    timeout: timedelta = timedelta(minutes=5),
+    script: Script | None = None,
 ) -> Iterator[str]:
     """Make a lazy group the default group, and yield its name to the functional ops.
 
     Counting starts from zero. A Work left pending at the end is an error unless
-    ``allow_pending``. More than one rank needs a store that the ranks share.
+    ``allow_pending``. More than one rank needs a store that the ranks share, unless the
+    other ranks are ``simulated``.
     """
     if store is None:
-        if world_size != 1:
+        if world_size != 1 and not simulated:
             raise ValueError("a group of several ranks needs a store they share")
         store = dist.HashStore()
     reset()
-    dist.init_process_group("lazy", store=store, rank=rank, world_size=world_size)
+    backend = "simulated" if simulated else "lazy"
+    dist.init_process_group(
+        backend, store=store, rank=rank, world_size=world_size, timeout=timeout
+    )
     try:
+        dist.group.WORLD.script = script or Script()
         yield dist.group.WORLD.group_name
         if not allow_pending and pending():
             raise AssertionError(
