@@ -38,6 +38,7 @@ from torch._C._distributed_c10d import (
     AllgatherOptions,
     PythonCallbackWork,
 )
+from torch.utils._python_dispatch import _disable_current_modes
 
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -137,7 +138,8 @@ class _LazyWork:
             for entry in self.script.order(self.record.pending()):
                 if finish := entry.finish():
                     finish(timeout)
-        self.finish(timeout)
+        with _disable_current_modes():
+            self.finish(timeout)
         return True
 
     def finish(self, timeout: timedelta) -> None:
@@ -219,7 +221,9 @@ class LazyProcessGroup(dist.ProcessGroup):
         """
         visible = [t for t, _ in results]
         entry = record().enter(collective, self._name, self.rank(), visible)
-        lazy = _LazyWork(entry, self, results, inputs, transfer)
+        # What the backend does itself is no read too early.
+        with _disable_current_modes():
+            lazy = _LazyWork(entry, self, results, inputs, transfer)
         entry.finish = weakref.WeakMethod(lazy.finish)
         # c10d's registry holds a C++ Work. This one owns its callback, whereas an
         # instance of a Python subclass of Work would lose its `wait` as soon as the

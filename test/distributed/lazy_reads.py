@@ -1,7 +1,8 @@
 """Finds operators that read a tensor which a lazy collective has not filled yet.
 
 Poison shows that something was read too early; this says which operator read what. It
-sees what goes through the dispatcher, so not what a compiled kernel does.
+sees what goes through the dispatcher, so not what a compiled kernel does, or a body of a
+`cond`.
 """
 
 import contextlib
@@ -28,8 +29,9 @@ class EarlyRead:
 
 
 _WAITS = ("wait_tensor", "_wait_tensor_functional")
-# These look at sizes only.
+# These look at sizes only, or wrap a tensor.
 _SIZES = (
+    "_wrap_tensor_autograd",
     "empty_like",
     "zeros_like",
     "ones_like",
@@ -52,13 +54,16 @@ def _reads(func: torch._ops.OpOverload) -> bool:
 
 
 class _Reads(TorchDispatchMode):
+    # The bodies of control flow are run outside the mode, and not seen.
+    supports_higher_order_operators = True
+
     def __init__(self) -> None:
         super().__init__()
         self.found: list[EarlyRead] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if _reads(func):
+        if isinstance(func, torch._ops.OpOverload) and _reads(func):
             flying = {
                 t.untyped_storage()._cdata: entry
                 for entry in record().pending()
