@@ -6,7 +6,6 @@ gives as gradients is its own; an error, or a Work left behind, is pinned down b
 """
 
 import contextlib
-import dataclasses
 import unittest.mock
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -43,9 +42,6 @@ _PASSES = {
     "reorder_for_compute_comm_overlap_passes": ["sink_waits", "raise_comms"],
 }
 _ONE_PROCESS = {"compile_threads": 1, "fx_graph_cache": False}
-# Nearly all of a compilation is g++. This lowers each operator to a call of itself: graphs, passes,
-# scheduling and buffers are as ever, but no kernel is made, and nothing is fused.
-_NO_KERNELS = {"fallback_by_default": True}
 
 
 @dataclass(frozen=True)
@@ -69,9 +65,6 @@ class Way:
         )
         with torch._inductor.config.patch(_ONE_PROCESS | self.config), roofline:
             yield
-
-    def without_kernels(self) -> "Way":
-        return dataclasses.replace(self, config=self.config | _NO_KERNELS)
 
 
 WAYS: dict[str, Way] = {
