@@ -27,7 +27,7 @@ def _estimate(node: torch.fx.Node, override_size=None) -> float:
     return float(node.target is torch.ops.aten.mm.default or "_c10d_functional" in str(node.target))
 
 
-_PASSES = {
+PASSES = {
     "aten_distributed_optimizations.enable_overlap_scheduling": True,
     "aten_distributed_optimizations.custom_runtime_estimation": _estimate,
     "aten_distributed_optimizations.compute_estimator": "analytical",
@@ -71,7 +71,7 @@ WAYS: dict[str, Way] = {
     "eager": Way(None, {}),
     "aot_eager": Way("aot_eager", {}),
     "inductor": Way("inductor", {}),
-    "inductor_passes": Way("inductor", _PASSES),
+    "inductor_passes": Way("inductor", PASSES),
 }
 
 
