@@ -26,10 +26,10 @@ from eager_wait import PATCHED, ROOT, Worker
 
 
 RESULTS = ROOT / "benchmarks" / "results" / "random_programs.json"
-BATCH = 50
+BATCH = 25
 REFERENCE = "eager, at once"
 # Workers keep every kernel they load. Both sides share a cache, since most of their kernels are equal.
-BATCHES_A_WORKER = 20
+BATCHES_A_WORKER = 40
 
 
 def worker() -> None:
