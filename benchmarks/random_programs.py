@@ -1,6 +1,6 @@
 """How many random programs go wrong: stock against patched, in each way to run them, by kind.
 
-    .venv/bin/python benchmarks/random_programs.py [--programs 10000] [--start 0]
+    .venv/bin/python benchmarks/random_programs.py [--programs 10000] [--start 0] [--ways eager aot_eager]
 
 The programs are those of test/distributed/wait_tensor_random_programs.py: each is correct, and
 is compared with itself in eager mode with results that are there at once; where that fails, the
@@ -33,7 +33,7 @@ BATCHES_A_WORKER = 40
 
 
 def worker() -> None:
-    """Answers each line ``[FIRST, LAST]`` with what went wrong: ``{way: {seed: message}}``."""
+    """Answers each line ``[FIRST, LAST, WAYS]`` with what went wrong: ``{way: {seed: message}}``."""
     # What torch prints is not an answer.
     answers, sys.stdout = sys.stdout, sys.stderr
     sys.path.insert(0, str(ROOT / "test" / "distributed"))
@@ -43,9 +43,11 @@ def worker() -> None:
 
     print(torch.__version__, file=answers, flush=True)
     for line in sys.stdin:
-        programs = {seed: program(seed) for seed in range(*json.loads(line))}
+        first, last, names = json.loads(line)
+        ways = {name: WAYS[name] for name in names or WAYS}
+        programs = {seed: program(seed) for seed in range(first, last)}
         seed_of = {id(p): seed for seed, p in programs.items()}
-        wrong: dict[str, dict[int, str]] = {way: {} for way in (REFERENCE, *WAYS)}
+        wrong: dict[str, dict[int, str]] = {way: {} for way in (REFERENCE, *ways)}
         for batch in batches(programs.values(), BATCH):
             expected = run(batch, WAYS["eager"], Shown.AT_ONCE)
             # Autograd on stock refuses to write to what a wait returned.
@@ -53,7 +55,7 @@ def worker() -> None:
                 if e.error:
                     wrong[REFERENCE][seed_of[id(p)]] = e.error
             batch, expected = zip(*((p, e) for p, e in zip(batch, expected) if not e.error))
-            for name, way in WAYS.items():
+            for name, way in ways.items():
                 for p, actual, e in zip(batch, run(list(batch), way), expected):
                     if message := difference(actual, e):
                         wrong[name][seed_of[id(p)]] = message
@@ -105,7 +107,7 @@ class Tally:
             print(f"{'stock, ' + kind:<36}{of:>7}{row}")
 
 
-def main(programs: int, start: int, path: Path) -> Tally:
+def main(programs: int, start: int, ways: list[str], path: Path) -> Tally:
     tally = Tally(path, start)
     seed = start
     while seed < programs:
@@ -115,7 +117,7 @@ def main(programs: int, start: int, path: Path) -> Tally:
             for _ in range(BATCHES_A_WORKER):
                 last = min(seed + BATCH, programs)
                 for side, process in sides.items():
-                    answer = json.loads(process.ask([seed, last]))
+                    answer = json.loads(process.ask([seed, last, ways]))
                     tally.add(side, answer)
                 tally.finish(last, answer["kinds"])
                 totals = {s: tuple(tally.data["wrong"][s].values()) for s in sides}
@@ -132,12 +134,13 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--programs", type=int, default=10000, help="the number of the last one")
     parser.add_argument("--start", type=int, default=0, help="the number of the first one; adds to the results")
+    parser.add_argument("--ways", nargs="*", default=[], help="all, if none is named")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         worker()
     else:
-        result = main(options.programs, options.start, options.results)
+        result = main(options.programs, options.start, options.ways, options.results)
         result.show()
         sys.exit(any(result.data["wrong"]["patched"].values()))

@@ -90,11 +90,11 @@ def is_poison(tensor: torch.Tensor) -> bool:
 
 
 def work_registry_size() -> int:
-    """Works that c10d holds on behalf of tensors not yet passed to wait_tensor.
+    """Works since the last reset that c10d holds for tensors not yet passed to wait_tensor.
 
-    A Work is held once for each of its outputs' storages.
+    A Work is held once for each of its outputs' storages, and for good once they are freed.
     """
-    return _get_work_registry_size()
+    return _get_work_registry_size() - record().registered
 
 
 class _LazyWork:

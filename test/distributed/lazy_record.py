@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
+from torch._C._distributed_c10d import _get_work_registry_size
 
 
 @dataclass(eq=False)
@@ -37,6 +38,7 @@ class Record:
         self.lock = threading.RLock()
         self.entries: list[Entry] = []
         self.waited = 0
+        self.registered = _get_work_registry_size()
 
     def enter(self, collective: str, group: str, rank: int, outputs: list[torch.Tensor]) -> Entry:
         refs = [weakref.ref(t) for t in outputs]

@@ -3,19 +3,25 @@
 import gc
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from lazy_process_group import (
+    Fate,
     is_poison,
     issued,
     lazy_group,
     LazyProcessGroup,
+    overwritten,
     pending,
+    record,
     reset,
+    Script,
     waited,
     work_registry_size,
 )
+from lazy_reads import watch_reads
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.testing._internal.common_distributed import (
     MultiProcessTestCase,
@@ -360,6 +366,74 @@ class LazySingleRankTest(TestCase):
                 compiled(torch.ones(4))
                 self.assertEqual((issued(), waited()), (calls, calls))
             self.assertEqual(work_registry_size(), 0)
+
+    def test_writes_in_flight_are_found(self):
+        with lazy_group() as group:
+            x = torch.ones(2)
+            y = ops.all_gather_into_tensor(x, 1, group)
+            x.add_(1)
+            ops.wait_tensor(y)
+            z = ops.all_reduce(x, "sum", group)
+            z[0] = 5
+            ops.wait_tensor(z)
+            self.assertEqual(
+                [e.overwritten for e in overwritten()], [["input"], ["output"]]
+            )
+
+    def test_early_reads_are_found(self):
+        with lazy_group() as group, watch_reads() as found:
+            y = ops.all_reduce(torch.ones(2), "sum", group)
+            view = y[1:]  # reads nothing
+            torch.empty_like(y)
+            self.assertEqual(found, [])
+            view + 1
+            ops.wait_tensor(view)
+            view + 1
+            self.assertEqual([str(r.operator) for r in found], ["aten.add.Tensor"])
+
+    def test_record_says_who_waited(self):
+        with lazy_group() as group:
+            y = ops.all_reduce(torch.ones(2), "sum", group)
+            thread = threading.Thread(target=ops.wait_tensor, args=(y,), name="other")
+            thread.start()
+            thread.join(60)
+            (entry,) = record().entries
+            self.assertEqual((entry.collective, entry.rank), ("allreduce", 0))
+            self.assertEqual((entry.done, entry.waiters), (True, ["other"]))
+
+    def test_others_may_complete_first(self):
+        script = Script(order=lambda pending: pending[::-1])
+        with lazy_group(script=script) as group:
+            ys = [ops.all_reduce(torch.ones(2), "sum", group) for _ in range(2)]
+            ops.wait_tensor(ys[0])
+            self.assertEqual(ys[1], torch.ones(2))
+            self.assertEqual(pending(), 0)
+            ops.wait_tensor(ys[1])
+
+    def test_fates(self):
+        for fate, message in (
+            (Fate(error=RuntimeError("link down")), "link down"),
+            (Fate(never=True), "number 0 of group .* timed out after 0.1 s"),
+        ):
+            script = Script(fate=lambda entry: fate)
+            with lazy_group(
+                allow_pending=True, timeout=timedelta(seconds=0.1), script=script
+            ) as group:
+                y = ops.all_reduce(torch.ones(2), "sum", group)
+                with self.assertRaisesRegex(RuntimeError, message):
+                    ops.wait_tensor(y)
+                self.assertTrue(is_poison(y))
+
+    def test_simulated_ranks(self):
+        x = torch.arange(4.0)
+        with lazy_group(3, simulated=True) as group:
+            sub = dist.new_group([0, 2], backend="simulated").group_name
+            for name, result, size in ((group, 6 * x, 3), (sub, 4 * x, 2)):
+                self.assertEqual(ops.wait_tensor(ops.all_reduce(x, "sum", name)), result)
+                gathered = ops.wait_tensor(ops.all_gather_into_tensor(x, size, name))
+                self.assertEqual(gathered.view(size, -1).sum(0), result)
+            scattered = ops.wait_tensor(ops.reduce_scatter_tensor(x, "sum", 2, sub))
+            self.assertEqual(scattered, 4 * x[:2])
 
 
 class LazyTwoRankTest(MultiProcessTestCase):
