@@ -23,7 +23,7 @@ from torch.testing._internal.common_utils import (
 sys.path.insert(0, str(Path(__file__).parent))
 from stock_torch import require_patched
 from wait_tensor_found_programs import FOUND
-from wait_tensor_random_programs import draw, genes, program, Program, shrink
+from wait_tensor_random_programs import draw, genes, Program, program, shrink
 from wait_tensor_random_ways import batches, difference, Outcome, reference, run, WAYS
 
 

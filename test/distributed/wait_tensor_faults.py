@@ -21,6 +21,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
+
 # A pool of compilers does not survive a fork.
 os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 

@@ -135,10 +135,10 @@ class Draw:
         if bases := self.updatable(SHAPE):
             base = self.draw(bases)
             if sources := self.tensors(True, (2, 4)):
-                node = self.call(
-                    aten.slice_scatter.default, base, self.draw(sources), 0, 1, 3
-                )
-                self.add(node)
+                # Else what is copied to an input may be what the input holds, and a wait
+                # that has to copy seems not to.
+                source = self.add(self.call(aten.mul.Tensor, self.draw(sources), 0.5))
+                self.add(self.call(aten.slice_scatter.default, base, source, 0, 1, 3))
 
     def index_put(self) -> None:
         if bases := self.updatable(SHAPE):
