@@ -1,5 +1,6 @@
 """Tells the patched torch from stock, and runs Python on the stock one beside it."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -18,8 +19,8 @@ def require_patched() -> None:
         )
 
 
-def run_stock(*args: str) -> str:
-    """What ``python *args`` prints on stock torch. Raises if there is none, or it fails."""
+@functools.cache
+def _stock_environment() -> dict[str, str]:
     env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     look = "import torch; print(torch.ops._c10d_functional.wait_tensor.default._schema)"
     schema = subprocess.check_output([sys.executable, "-c", look], env=env, text=True)
@@ -28,8 +29,13 @@ def run_stock(*args: str) -> str:
             f"{sys.executable} without PYTHONPATH has no stock torch to compare with; "
             "run the tests by `make test`"
         )
+    return env
+
+
+def run_stock(*args: str) -> str:
+    """What ``python *args`` prints on stock torch. Raises if there is none, or it fails."""
     done = subprocess.run(
-        [sys.executable, *args], env=env, capture_output=True, text=True, timeout=240
+        [sys.executable, *args], env=_stock_environment(), capture_output=True, text=True, timeout=240
     )
     if done.returncode:
         raise RuntimeError(f"on stock torch, {args} failed:\n{done.stderr}")
