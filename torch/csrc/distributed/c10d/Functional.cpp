@@ -5,9 +5,12 @@
 // A Work is registered for a storage, hence both kernels speak of whole storages.
 
 #include <ATen/FunctionalTensorWrapper.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/empty_strided.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/library.h>
 
@@ -66,6 +69,36 @@ at::Tensor wait_tensor_functionalize(const at::Tensor& self) {
   return self;
 }
 
+struct WaitTensorBackward : torch::autograd::Node {
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& grads) override {
+    return std::move(grads);
+  }
+};
+
+// The input's own history is the result's, since they are one tensor. Where they are
+// two, something below put another in its place: a functorch level wraps anew what
+// an in-place op returns, and its caller goes on with the tensor that it passed; a
+// mode or a subclass means what it returned, and gradients flow through that.
+at::Tensor wait_tensor_autograd(c10::DispatchKeySet keys, const at::Tensor& self) {
+  at::Tensor waited;
+  {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    static const auto op = c10::Dispatcher::singleton()
+                               .findSchemaOrThrow("_c10d_functional::wait_tensor", "")
+                               .typed<at::Tensor(const at::Tensor&)>();
+    waited = op.redispatch(keys & c10::after_autograd_keyset, self);
+  }
+  if (waited.is_same(self) || self.key_set().has(c10::DispatchKey::FuncTorchGradWrapper)) {
+    return self;
+  }
+  if (torch::autograd::compute_requires_grad(self) && !waited.requires_grad()) {
+    auto node = c10::make_intrusive<WaitTensorBackward>();
+    node->set_next_edges(torch::autograd::collect_next_edges(self));
+    torch::autograd::set_history(waited, node);
+  }
+  return waited;
+}
+
 } // namespace
 } // namespace c10d
 
@@ -82,9 +115,8 @@ TORCH_LIBRARY_IMPL(_c10d_functional, Functionalize, m) {
   m.impl("wait_tensor", c10d::wait_tensor_functionalize);
 }
 
-// wait_tensor returns its input, so the input's own grad_fn is the right one.
 TORCH_LIBRARY_IMPL(_c10d_functional, Autograd, m) {
-  m.impl("wait_tensor", torch::CppFunction::makeFallthrough());
+  m.impl("wait_tensor", c10d::wait_tensor_autograd);
 }
 
 // The fallbacks of these keys hand an op a materialized copy. That would be read
