@@ -73,6 +73,6 @@ def print_answers(questions: Mapping[str, Question]) -> None:
     print("\n" + json.dumps(answer_all(questions)))
 
 
-def ask_stock(file: str) -> dict[str, Any]:
+def ask_stock(file: str, *args: str) -> dict[str, Any]:
     """The answers of ``file``'s questions on stock torch."""
-    return json.loads(run_stock(file, "--answers").splitlines()[-1])
+    return json.loads(run_stock(file, "--answers", *args).splitlines()[-1])
