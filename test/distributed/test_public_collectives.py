@@ -119,6 +119,13 @@ BACKENDS = ["aot_eager", "inductor"]
 # One function of each kind; what Inductor generates for the others differs in the collective's name only.
 INDUCTOR = ["all_reduce", "all_gather_tensor", "reduce_scatter_tensor_autograd", "all_reduce_coalesced", "permute_tensor"]
 
+# Stock refuses: what its wait returned for one output of several is a view that was made in a Function.
+SECOND = "eager, second gradient"
+REFUSED_BY_STOCK = {
+    f"funcol.{name}": ("RuntimeError: Output 0 of GeneratedBackward", [20, 800])
+    for name in ("all_gather_single_coalesced", "all_gather_into_tensor_coalesced")
+}
+
 
 def flat(result) -> list[Tensor]:
     return list(result) if isinstance(result, list | tuple) else [result]
@@ -223,7 +230,14 @@ class TestPublicCollectives(TestCase):
     def test_as_on_stock(self, question):
         stock, patched = self.answers
         for rank in range(WORLD):
-            self.assertEqual(patched[rank][question], stock[rank][question])
+            theirs, ours = (dict(answers[rank][question]) for answers in (stock, patched))
+            if question in REFUSED_BY_STOCK:
+                refusal, factors = REFUSED_BY_STOCK[question]
+                self.assertIn(refusal, theirs.pop(SECOND))
+                x = initial(rank)
+                for text, factor in zip(ours.pop(SECOND), factors, strict=True):
+                    self.assertIn(str((factor * x).tolist()), text)
+            self.assertEqual(ours, theirs)
 
     def test_most_questions_have_results(self):
         # Two equal errors are no proof where a result is to be had.
