@@ -20,7 +20,7 @@ def require_patched() -> None:
 
 
 @functools.cache
-def _stock_environment() -> dict[str, str]:
+def stock_environment() -> dict[str, str]:
     env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     look = "import torch; print(torch.ops._c10d_functional.wait_tensor.default._schema)"
     schema = subprocess.check_output([sys.executable, "-c", look], env=env, text=True)
@@ -35,7 +35,7 @@ def _stock_environment() -> dict[str, str]:
 def run_stock(*args: str) -> str:
     """What ``python *args`` prints on stock torch. Raises if there is none, or it fails."""
     done = subprocess.run(
-        [sys.executable, *args], env=_stock_environment(), capture_output=True, text=True, timeout=240
+        [sys.executable, *args], env=stock_environment(), capture_output=True, text=True, timeout=240
     )
     if done.returncode:
         raise RuntimeError(f"on stock torch, {args} failed:\n{done.stderr}")
